@@ -1,11 +1,11 @@
-// What an allocation and its free cost, on recorded traces of training and serving.
+// The cost of an allocation and its free, on recorded traces of training and serving.
 //
 //   arena/who/program   one replay of the whole trace after another, with a quarter more than its peak of
 //                       live bytes; per_pair is the time for each allocation and its free
 //
-// The arenas map real pages of the host in chunks of 2 MiB, but nobody touches them, so that the trace may be
-// larger than the machine. malloc gets the same calls and is not touched either: what it spends is `mmap` for
-// nearly every request. The first replay, which fills the caches, is not timed.
+// The arenas map real pages of the host in chunks of 2 MiB, but nothing accesses them, so that the trace may
+// be larger than the machine. malloc gets the same calls without accesses: its cost is `mmap` for nearly
+// every request. The first replay, which fills the caches, is not timed.
 
 #include <llmmem/arena/caching_split.hpp>
 #include <llmmem/arena/size_class.hpp>
@@ -36,7 +36,7 @@ allocation_trace::trace trace_of(std::string_view program) {
   return allocation_trace::play(program, allocation_trace::generate_lengths(1, 1000), options);
 }
 
-/// Replays once, and frees what the program kept.
+/// Replays once, and frees the program's remaining allocations.
 template <class Allocate, class Free, class Handle>
 void replay(const allocation_trace::trace& from, std::vector<Handle>& handles, std::vector<char>& live,
             Allocate allocate, Free free) {

@@ -1,5 +1,5 @@
 /// @file
-/// What a commit costs once the files are synced, and what its manifest does.
+/// The cost of a commit after the files are synced, and of its manifest.
 ///
 ///   commit/llmmem/<tensors>   checkpoint_folder::commit, its file there and synced before; the goal is less
 ///   than
@@ -115,7 +115,7 @@ const int added = [] {
   for (const std::uint64_t tensors : {std::uint64_t{8}, std::uint64_t{1000}}) {
     const auto make = [tensors] {
       const auto fixture = std::make_shared<commit_fixture>(tensors);
-      // Commits are short: a turn is the median of several, in turn with nothing else.
+      // Commits are short, so a turn is the median of several consecutive ones.
       const auto several = [](auto once) -> take_turn {
         return [once] {
           std::vector<double> seconds;
@@ -164,7 +164,7 @@ void merge(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations() * state.range(0));
 }
 
-/// As a coordinator does for all its ranks, one part after the other; an item is a tensor of a part.
+/// As a coordinator does for all its ranks, one part after another; an item is a tensor of a part.
 void merge_world(benchmark::State& state) {
   constexpr std::uint64_t tensors = 1000;
   const auto world = static_cast<std::uint32_t>(state.range(0));

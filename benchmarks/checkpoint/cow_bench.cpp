@@ -1,5 +1,5 @@
 /// @file
-/// Snapshots by copy on write, beside a memcpy of the same state.
+/// Snapshots by copy on write, compared with a memcpy of the same state.
 ///
 ///   cow/snapshot         to take one; `share_of_time`: of the memcpy's, the goal is less than 0.01
 ///   cow/step/live:P      a step that rewrites P percent of the pages, spread evenly, a snapshot of the state
@@ -33,7 +33,7 @@ class cow_fixture {
     return {seconds_of([&] { std::memcpy(pool_.data(), state_.data(), state_.span().size()); }), {}};
   }
 
-  /// After a step that has written everything, so that nothing is as it was.
+  /// After a step that has written everything, so that all pages have changed.
   [[nodiscard]] turn take_snapshot() {
     write_pages(100);
     llmmem::cow_snapshot kept;
@@ -51,7 +51,7 @@ class cow_fixture {
     return taken;
   }
 
-  /// The pages that a step writes go to the pool, in the order in which it writes them.
+  /// Copies the pages that a step writes to the pool, in the order of the writes.
   [[nodiscard]] turn copy_pages(int percent) {
     const std::uint64_t page = range_.page_bytes();
     turn taken;

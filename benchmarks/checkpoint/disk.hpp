@@ -1,5 +1,5 @@
 /// @file
-/// What a disk can do at most: the plainest writer and reader, and fio as a child, on the same folder.
+/// The limits of a disk: the simplest writer and reader, and fio as a child, on the same folder.
 #pragma once
 
 #include <fcntl.h>
@@ -51,7 +51,7 @@ class descriptor {
   int number_;
 };
 
-/// `bytes` of `from`, block by block, into a new file that has room for them; then synced, and its name.
+/// Writes `bytes` of `from`, block by block, to a new file with allocated space; then syncs it and its name.
 /// `told` has the time without the syncs.
 [[nodiscard]] inline turn write_raw(const std::string& folder, std::span<const std::byte> from,
                                     page_cache how) {
@@ -78,7 +78,7 @@ class descriptor {
   return taken;
 }
 
-/// All of a file, by several readers a block at a time, each into memory of its own.
+/// Reads all of a file by several readers, a block at a time, each into its own memory.
 [[nodiscard]] inline turn read_raw(const std::string& path, unsigned readers, page_cache how) {
   const host_memory memory(disk_block * readers);
   const descriptor file(path, O_RDONLY | (how == page_cache::past_it ? O_DIRECT : 0));
@@ -107,13 +107,13 @@ class descriptor {
   return taken;
 }
 
-/// Its pages leave the page cache. @pre it is synced.
+/// Removes its pages from the page cache. @pre the file is synced.
 inline void forget_pages(const std::string& path) {
   const descriptor file(path, O_RDONLY);
   static_cast<void>(::posix_fadvise(file.number(), 0, 0, POSIX_FADV_DONTNEED));
 }
 
-/// One number out of fio's JSON, the first of that name behind `section`.
+/// One number of fio's JSON, the first of that name after `section`.
 [[nodiscard]] inline double number_in(const std::string& json, const std::string& section,
                                       const std::string& name) {
   const std::size_t begin = json.find("\"" + section + "\" : {");
@@ -121,7 +121,7 @@ inline void forget_pages(const std::string& path) {
   return at == std::string::npos ? 0 : std::strtod(json.c_str() + at + name.size() + 5, nullptr);
 }
 
-/// A run of fio with `settings`; its own time for `bytes`, without its start, with its sync at the end.
+/// Runs fio with `settings`; returns its own time for `bytes`, without its start and with its final sync.
 [[nodiscard]] inline turn run_fio(const std::string& settings, const std::string& section,
                                   std::uint64_t bytes) {
   if (std::system("command -v fio >/dev/null 2>&1") != 0) throw std::runtime_error("fio is not installed");
@@ -134,13 +134,13 @@ inline void forget_pages(const std::string& path) {
   std::array<char, 4096> part{};
   while (const std::size_t got = std::fread(part.data(), 1, part.size(), pipe.get()))
     json.append(part.data(), got);
-  // Its clock counts whole milliseconds: the rate is finer.
+  // Its clock counts whole milliseconds, and the rate is finer.
   const double rate = number_in(json, section, "bw_bytes");
   if (rate <= 0) throw std::runtime_error("fio did not run: " + settings);
   return {.seconds = static_cast<double>(bytes) / rate, .told = {}};
 }
 
-/// A sequential write of a new file that has room, synced at the end.
+/// A sequential write of a new file with allocated space, synced at the end.
 [[nodiscard]] inline turn write_by_fio(const std::string& folder, std::uint64_t bytes,
                                        const std::string& engine) {
   const std::string path = folder + "/fio";

@@ -1,6 +1,6 @@
 /// @file
-/// From the beginning of a snapshot until it is safe, beside what writes the same bytes and says that they
-/// are.
+/// The time from the beginning of a snapshot until it is durable, compared with programs that write and sync
+/// the same bytes.
 ///
 ///   durable/llmmem             a ring as large as the state; posix_io, the default: one write at a time
 ///   durable/llmmem_small_ring  the default ring

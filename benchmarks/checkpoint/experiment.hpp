@@ -1,6 +1,6 @@
 /// @file
-/// Contestants that take turns: what one is held to is measured beside it, round by round, and the figures
-/// are medians over the rounds of ratios within a round. A machine that others use moves both alike.
+/// Contestants that take turns: each round measures a contestant and its limit, and the figures are medians
+/// of the rounds' ratios. Load on a shared machine affects both alike.
 ///
 /// LLMMEM_BENCH_CHECKPOINT_ROUNDS   rounds of every experiment (5)
 #pragma once
@@ -26,7 +26,7 @@ namespace llmmem_benchmarks {
   return text != nullptr && *text != 0 ? std::strtoull(text, nullptr, 10) : usual;
 }
 
-/// What a turn took, and whatever else it has to tell, by name.
+/// The time of a turn, and its other figures, by name.
 struct turn {
   double seconds = 0;
   std::map<std::string, double> told{};
@@ -39,7 +39,7 @@ struct turn {
   return values.size() % 2 != 0 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-/// Its turns, or why it takes none.
+/// Its turns, or the reason why it takes none.
 struct contestant_turns {
   std::vector<turn> turns{};
   std::string why_not{};
@@ -52,7 +52,7 @@ struct contestant_turns {
   }
 };
 
-/// What all contestants took, by name.
+/// The times of all contestants, by name.
 class outcome {
  public:
   std::map<std::string, contestant_turns> of{};
@@ -61,7 +61,7 @@ class outcome {
     const auto found = of.find(who);
     return found != of.end() && found->second.why_not.empty() && !found->second.turns.empty();
   }
-  /// `combine(seconds of each of the named)` for each round; nothing where one of them is not there.
+  /// `combine(seconds of each of the named)` for each round; nothing if one of them is missing.
   template <class Combine>
   [[nodiscard]] std::vector<double> by_round(const std::vector<std::string>& whom, Combine combine) const {
     std::vector<double> all;
@@ -86,7 +86,7 @@ inline void count(benchmark::State& state, const std::string& name, const std::v
   state.counters[name + "_max"] = *std::max_element(values.begin(), values.end());
 }
 
-/// The share of a limit's rate, where both do the same work: 1 is as fast.
+/// The share of a limit's rate, if both do the same work: 1 is as fast.
 inline void count_share(benchmark::State& state, const outcome& all, const std::string& who,
                         const std::string& limit) {
   if (who == limit) return;
@@ -137,7 +137,8 @@ class experiment : public std::enable_shared_from_this<experiment> {
       return;
     }
     const std::uint64_t rounds = number_from_environment("LLMMEM_BENCH_CHECKPOINT_ROUNDS", 5);
-    // Round 0 is not counted: pages, threads and clocks wake up in it. Each round begins with another one.
+    // Round 0 does not count, because pages, threads and clocks wake up in it. Each round begins with another
+    // contestant.
     for (std::uint64_t round = 0; round <= rounds; ++round) {
       for (std::size_t i = 0; i < whom_.size(); ++i) {
         const std::size_t at = (i + static_cast<std::size_t>(round)) % whom_.size();

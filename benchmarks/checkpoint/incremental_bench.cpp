@@ -1,6 +1,6 @@
 /// @file
-/// Saving what changed: from `begin_snapshot` until durable, where P percent of the chunks have one byte that
-/// changed since the last checkpoint. Each contestant saves again and again to a folder of its own.
+/// Saves of changes: the time from `begin_snapshot` until durable, if P percent of the chunks have one
+/// changed byte since the last checkpoint. Each contestant saves repeatedly to its own folder.
 ///
 ///   incremental/whole         the usual: every byte
 ///   incremental/digest:<P>    `xxh3_chunk_digest`: all is copied and read, what changed is written
@@ -90,7 +90,7 @@ class saving_run {
       return saves_.begin_snapshot(step_, llmmem::host_state_view(state_.spans)).ticket();
     }
   }
-  /// A byte in each of so many chunks.
+  /// Changes a byte in each of that many chunks.
   void change() {
     const llmmem::mutation_permit permit = saves_.gate().mutate();
     const std::uint64_t chunks = state_bytes() >> 20;

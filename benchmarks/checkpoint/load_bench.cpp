@@ -1,6 +1,6 @@
 /// @file
-/// Loading all of a checkpoint into memory, beside what reads the same file. The page cache of this system is
-/// emptied of the file before a turn, but where a row says warm; a host's is not.
+/// Loads of a whole checkpoint into memory, compared with programs that read the same file. Before each turn
+/// the file leaves this system's page cache, except for rows with warm; it may stay in a host's.
 ///
 ///   load/llmmem                each chunk held to its checksum, past the page cache (the default), 4 readers
 ///   load/llmmem_sizes          the same, believed

@@ -1,5 +1,5 @@
 /// @file
-/// Many small tensors in one file: what a load costs beside their bytes.
+/// Many small tensors in one file: the cost of a load in addition to their bytes.
 ///
 ///   load_many/T        `load_checkpoint` of T tensors of 8 bytes, checksums, all at once
 ///   load_many_parts/T  the same tensors in 100 loads by one `checkpoint_loader`, as a reader with a window

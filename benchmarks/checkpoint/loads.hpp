@@ -1,5 +1,5 @@
 /// @file
-/// A checkpoint that is there, and its state loaded back.
+/// An existing checkpoint, and loads of its state.
 #pragma once
 
 #include <llmmem/checkpoint/load.hpp>
@@ -18,7 +18,7 @@ namespace llmmem_benchmarks {
 
 enum class warmth : std::uint8_t { cold, warm };
 
-/// A checkpoint that is there.
+/// An existing checkpoint.
 class load_fixture {
  public:
   load_fixture() : setup_(folder_.path + "/saves", state_, {.ring_bytes = std::uint64_t{64} << 20}) {

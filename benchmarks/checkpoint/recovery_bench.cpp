@@ -1,6 +1,6 @@
 /// @file
-/// A state that was lost with its process, given back to a fresh one: out of a peer's memory, and out of a
-/// file; each beside what it cannot be faster than.
+/// A state lost with its process, restored to a fresh one from a peer's memory and from a file, each compared
+/// with its limit.
 ///
 ///   recovery/memory      redundant_replica::recover, mirror:2, two ranks over Unix sockets: who owns what,
 ///                        the bytes, their checksums; into memory of its own, fresh as the process is
@@ -45,7 +45,7 @@ constexpr std::uint64_t second = 1'000'000'000;
 constexpr seat_id survivor{0};
 constexpr seat_id victim{1};
 
-/// Two ranks that keep a state for each other: one lives, the other is lost each turn, and begun again.
+/// Two ranks that keep a state for each other: one lives, and the other dies in each turn and starts again.
 class peer_memory {
  public:
   explicit peer_memory(std::span<const std::byte> state)
@@ -61,7 +61,7 @@ class peer_memory {
     lives_.join();
   }
 
-  /// @param into  where it is to lie; nowhere: the replica's own memory.
+  /// @param into  the destination; none: the replica's own memory.
   [[nodiscard]] turn give_back(std::span<std::byte> into = {}) {
     rank fresh(*this, victim);
     turn taken;
@@ -126,7 +126,7 @@ class peer_memory {
   std::thread lives_;
 };
 
-/// `from` through a socket into `into`.
+/// Sends `from` through a socket into `into`.
 [[nodiscard]] turn send_raw(std::span<const std::byte> from, std::span<std::byte> into) {
   std::array<int, 2> both{};
   if (::socketpair(AF_UNIX, SOCK_STREAM, 0, both.data()) != 0) throw system_trouble("socketpair");

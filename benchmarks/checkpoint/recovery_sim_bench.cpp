@@ -1,7 +1,7 @@
 /// @file
-/// A lost rank's state given back, in a simulated cluster: out of its peers' memory over the network, and out
-/// of a storage that all ranks share. Times are virtual, the same on every machine; what they stand on is
-/// stated: the two rates, how long a death goes unnoticed, and that memory and checksums take no time.
+/// A lost rank's state, restored in a simulated cluster from its peers' memory over the network, and from a
+/// storage that all ranks share. Times are virtual, and the same on every machine. Their assumptions are the
+/// two rates, the time until a death is noticed, and that memory and checksums take no time.
 ///
 ///   recovery_sim/memory   redundant_replica::recover; the others have their own state still
 ///   recovery_sim/storage  each rank reads its own state again, at the shared storage's rate: what an older
@@ -42,10 +42,10 @@ using llmmem_benchmarks::number_from_environment;
 using ranks_of = communicator<sim_endpoint>;
 
 constexpr std::uint64_t second = 1'000'000'000;
-constexpr std::uint64_t dies_at = 100 * second;  // by then all is kept
+constexpr std::uint64_t dies_at = 100 * second;  // all state is kept by then
 constexpr seat_id victim{1};
 
-/// What is simulated.
+/// The simulated cluster.
 struct cluster {
   std::uint32_t ranks = 4;
   std::uint64_t state_bytes = number_from_environment("LLMMEM_BENCH_SIM_MIB", 64) << 20;
@@ -68,14 +68,14 @@ struct cluster {
 
 /// Waits for the death, and for a fresh process in that seat.
 void bring_back(ranks_of& ranks, std::uint32_t seats) {
-  if (ranks.endpoint().self() == victim) ranks.endpoint().work(2 * dies_at);  // within which it is killed
+  if (ranks.endpoint().self() == victim) ranks.endpoint().work(2 * dies_at);  // it is killed during this
   do {
     ranks.admit(ranks.agree(0, ranks.after(500 * second)).value());
   } while (to_number(ranks.world()) < seats);
 }
 
-/// From the death until the last rank has its state. `live(ranks, is_first)` is a process: the first of its
-/// seat has a state and loses it, or calls `bring_back` and goes on.
+/// Returns the time from the death until the last rank has its state. `live(ranks, is_first)` is a process:
+/// the first of its seat has a state and loses it; a later one calls `bring_back` and continues.
 template <class Live>
 double seconds_to_recover(const cluster& simulated, Live live) {
   sim_network net(simulated.options());
@@ -86,7 +86,7 @@ double seconds_to_recover(const cluster& simulated, Live live) {
     ranks_of ranks(end);
     ranks.join(ranks.after(500 * second)).value();
     live(ranks, end.incarnation() == 0);
-    last = std::max(last, end.now_ns());  // one process at a time
+    last = std::max(last, end.now_ns());  // without a lock, because one process runs at a time
     ranks.agree(0, ranks.after(500 * second)).value();
   });
   return static_cast<double>(last - dies_at) / static_cast<double>(second);
@@ -125,11 +125,12 @@ double from_storage(const cluster& simulated) {
   });
 }
 
-/// One iteration is one recovery, and all are the same but for the frames' delays: it is virtual time.
+/// One iteration is one recovery in virtual time; iterations differ only in the frames' delays.
 void recover(benchmark::State& bench, const std::string& scheme) {
   const cluster simulated{.ranks = static_cast<std::uint32_t>(bench.range(0))};
   const auto bytes = static_cast<double>(simulated.state_bytes);
-  // What must move: k states into the one that lost its own, where states are coded; or all there is.
+  // The bytes that must move: k states to the rank that lost its own if states are coded, otherwise all of
+  // it.
   const bool is_storage = scheme == "storage";
   const double most = static_cast<double>(is_storage ? simulated.storage_rate : simulated.link_rate);
   const std::uint32_t states = is_storage ? simulated.ranks : redundancy_scheme::parse(scheme).shape().data;

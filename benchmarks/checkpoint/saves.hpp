@@ -1,5 +1,5 @@
 /// @file
-/// One checkpoint through a fresh checkpointer, and what of it was timed.
+/// One checkpoint through a fresh checkpointer, and its times.
 #pragma once
 
 #include <llmmem/async_checkpointer.hpp>
@@ -23,7 +23,7 @@ struct traits_of : llmmem::checkpointer_traits {
   using coordinator_type = llmmem::solo_coordinator<storage_type>;
 };
 
-/// A folder of checkpoints that goes with it.
+/// A folder of checkpoints, which is removed at the end.
 template <class Engine = llmmem::posix_io>
 class checkpointer_setup {
  public:
@@ -52,7 +52,8 @@ class checkpointer_setup {
 
 enum class until : std::uint8_t { mutable_again, durable };
 
-/// A snapshot of the state through a ring of `ring_bytes`; the time until it may change, or until it is safe.
+/// A snapshot of the state through a ring of `ring_bytes`; the time until the state may change, or until the
+/// snapshot is durable.
 template <class Engine = llmmem::posix_io>
 [[nodiscard]] turn save_once(const bench_folder& folder, const saved_state& state, std::uint64_t ring_bytes,
                              until what, llmmem::posix_storage_options of_storage = {}) {
@@ -84,7 +85,7 @@ template <class Engine = llmmem::posix_io>
   return taken;
 }
 
-/// As much as holds all of the state and the head of its file, in whole chunks.
+/// The ring for all of the state and the head of its file, in whole chunks.
 [[nodiscard]] inline std::uint64_t whole_ring() {
   return state_bytes() + 2 * llmmem::checkpointer_options{}.chunk_bytes;
 }

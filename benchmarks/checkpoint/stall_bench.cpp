@@ -1,7 +1,7 @@
 /// @file
-/// How long a snapshot holds the next change of the state up, by the size of the ring. The floor is a memcpy
-/// of the state; a ring of R bytes for S of state should cost R at its rate and S - R at the disk's, where
-/// the disk's is that of `raw_write` in the same round: O_DIRECT, blocks of 4 MiB, without its syncs.
+/// How long a snapshot delays the next change of the state, by the size of the ring. The floor is a memcpy of
+/// the state; a ring of R bytes for S of state should cost R at its rate and S - R at the disk's, where the
+/// disk's is that of `raw_write` in the same round: O_DIRECT, blocks of 4 MiB, without its syncs.
 ///
 ///   stall/llmmem/ring:<MiB>   `over_goal`: the stall, by what it should be (the goal is 1.1 at most);
 ///                             `over_memcpy`: by the memcpy; `peak_of_ring`: staging memory, by what was

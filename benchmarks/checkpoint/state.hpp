@@ -1,6 +1,5 @@
 /// @file
-/// The state that is saved, memory in huge pages where the system has them, and a folder that goes at the
-/// end.
+/// The saved state in huge pages if the system has them, and a folder that is removed at the end.
 ///
 /// LLMMEM_BENCH_CHECKPOINT_MIB   bytes of the state (256)
 /// LLMMEM_BENCH_IO_DIR           the folder of all files (the system's for temporary files)
@@ -40,7 +39,7 @@ template <class Work>
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }
 
-/// Touched memory of `host_space`.
+/// Memory of `host_space` with present pages.
 class host_memory {
  public:
   explicit host_memory(std::uint64_t bytes, int filled_with = 0)
@@ -59,7 +58,7 @@ class host_memory {
   llmmem::space_buffer<llmmem::host_space> buffer_;
 };
 
-/// Sixteen tensors of unlike sizes in one piece of memory.
+/// Sixteen tensors of different sizes in one piece of memory.
 class saved_state {
  public:
   explicit saved_state(std::uint64_t bytes = state_bytes()) : memory_(bytes) {
@@ -96,7 +95,7 @@ class saved_state {
   host_memory memory_;
 };
 
-/// A folder of its own for files.
+/// A separate folder for files.
 class bench_folder {
  public:
   bench_folder() {
@@ -115,7 +114,7 @@ class bench_folder {
     std::filesystem::remove_all(path, ignored);
   }
 
-  /// What others left to be written is, before a turn begins.
+  /// Writes out the pending data of others before a turn begins.
   void settle() const {
     const int folder = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0) return;

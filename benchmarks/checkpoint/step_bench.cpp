@@ -1,7 +1,7 @@
 /// @file
-/// What checkpoints cost a training loop. A step reads all of the state and computes for about 50 ms in all
-/// (forward and backward pass), then changes every value (the optimizer). Every tenth is saved, through a
-/// ring as large as the state. A turn is 20 steps; what is then still being written goes untimed.
+/// The cost of checkpoints for a training loop. A step reads all of the state and computes for about 50 ms in
+/// total (forward and backward pass), then changes every value (the optimizer). Every tenth step is saved,
+/// through a ring as large as the state. A turn is 20 steps; writes after those are not timed.
 ///
 ///   step/floor               no checkpoints
 ///   step/llmmem              a snapshot when a step begins; the optimizer waits for its permit
@@ -30,7 +30,8 @@ enum class saving : std::uint8_t { none, behind, at_once };
 class step_fixture {
  public:
   step_fixture() {
-    // As much arithmetic as fills 50 ms, less the reading: by the least of several, as others may be at work.
+    // Enough arithmetic for 50 ms minus the reads, by the fastest of several measurements, because other
+    // programs may run.
     double reading = 1;
     double once = 1;
     for (int i = 0; i < 10; ++i) {

@@ -1,4 +1,4 @@
-// What codecs make of the state of a trained model, on one core.
+// The ratio and speed of codecs on the state of a trained model, on one core.
 //
 //   encode/who/data, decode/who/data   all of it as one chunk; an item is 1 KiB of the chunk, before encoding
 //
@@ -34,7 +34,7 @@ using llmmem_benchmarks::trained_state;
 
 using byte_vector = std::vector<std::byte>;
 
-/// What is encoded, and how large one element of it is.
+/// The encoded data, and the size of one element.
 struct data_set {
   const char* name;
   const byte_vector trained_state::* bytes;
@@ -46,7 +46,7 @@ constexpr data_set weights_f32{"weights_f32", &trained_state::weights_f32, 4};
 constexpr data_set mean_f32{"mean_f32", &trained_state::mean_f32, 4};
 constexpr data_set variance_f32{"variance_f32", &trained_state::variance_f32, 4};
 
-/// Ours, behind two calls that throw.
+/// The library's codec, behind two throwing calls.
 template <class Codec>
 class of_codec {
  public:
@@ -75,7 +75,7 @@ class by_memcpy {
 };
 
 #ifdef LLMMEM_BENCH_ZSTD
-/// zstd at level 1, on the bytes as they are.
+/// zstd at level 1, on the unchanged bytes.
 class by_zstd {
  public:
   by_zstd(std::size_t /*bytes*/, std::size_t /*element*/)
@@ -98,7 +98,8 @@ class by_zstd {
   std::unique_ptr<ZSTD_DCtx, std::size_t (*)(ZSTD_DCtx*)> decoder_;
 };
 
-/// The same behind a transposition: first byte of every element, second byte of every element, and so on.
+/// The same after a transposition: the first byte of every element, the second byte of every element, and so
+/// on.
 class by_split_zstd {
  public:
   by_split_zstd(std::size_t bytes, std::size_t element)

@@ -38,7 +38,7 @@ namespace {
 
 using namespace llmmem;
 
-/// Who sums up: the same in both processes.
+/// The code that sums: the same in both processes.
 class summer {
  public:
   virtual ~summer() = default;
@@ -132,7 +132,7 @@ double round_of(summer& by, std::vector<float>& data, std::uint64_t count) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }
 
-/// Of rounds in turns, `a`'s time / `b`'s.
+/// The ratios of `a`'s time to `b`'s, over alternating rounds.
 void put_ratio(benchmark::State& state, const std::string& name, const std::vector<double>& a,
                const std::vector<double>& b) {
   std::vector<double> ratios;
@@ -157,7 +157,7 @@ void sum_of_two(benchmark::State& state) {
   if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) throw std::runtime_error("no sockets");
   const detail::descriptor here(ends[0]);
   detail::descriptor there(ends[1]);
-  // The numbers stay finite however often they are summed up: zeros, but for the check.
+  // The numbers stay finite after any number of sums: they are zeros, except for the check.
   llmmem_bench::bench_process other([&] {
     ::close(ends[0]);
     std::vector<float> data(bytes / 4);
@@ -179,7 +179,7 @@ void sum_of_two(benchmark::State& state) {
   std::vector<std::vector<double>> times(all.size());
   std::size_t turn = 0;
   for (auto _ : state) {
-    // Whoever comes after another finds its caches and its cores: each is first in its turn.
+    // A contestant inherits the caches and cores of the previous one, so each is first in turn.
     for (std::size_t i = 0; i < all.size(); ++i) {
       const std::size_t which = (i + turn) % all.size();
       times[which].push_back(one_round(static_cast<unsigned char>(which)));

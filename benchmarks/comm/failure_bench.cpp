@@ -33,7 +33,7 @@ using namespace llmmem;
 
 constexpr std::uint32_t processes = 4;
 
-/// What all of them see: times on the machine's clock, 0 for not yet.
+/// The shared times, on the machine's clock; 0: not yet.
 struct shared_times {
   std::array<std::atomic<std::uint64_t>, processes> joined{};
   std::array<std::atomic<std::uint64_t>, processes> seen{};
@@ -51,7 +51,7 @@ struct unmap {
   return std::unique_ptr<shared_times, unmap>(new (room) shared_times);
 }
 
-/// @param killed  whose message all wait for.
+/// @param killed  the process whose message all wait for.
 int live(const socket_options& options, std::uint32_t killed, shared_times& times) {
   socket_endpoint end(options);
   communicator ranks(end);
@@ -112,7 +112,7 @@ void death(benchmark::State& state, llmmem_bench::socket_kind of) {
   std::vector<double> seen;
   std::vector<double> agreed;
   for (auto _ : state) {
-    // Each in turn, also the lowest rank, which would lead the agreement.
+    // Kills each rank in turn, also the lowest one, which would lead the agreement.
     const death_times last = kill_one(of, static_cast<std::uint32_t>(seen.size()) % processes);
     seen.push_back(last.seen_ms);
     agreed.push_back(last.agreed_ms);

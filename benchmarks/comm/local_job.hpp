@@ -20,7 +20,7 @@
 
 namespace llmmem_bench {
 
-/// An environment variable, or what it is otherwise.
+/// An environment variable, or its default.
 [[nodiscard]] inline std::uint32_t number(const char* name, std::uint32_t otherwise) {
   const char* const text = std::getenv(name);
   return text == nullptr ? otherwise : static_cast<std::uint32_t>(std::strtoul(text, nullptr, 10));
@@ -47,7 +47,7 @@ enum class socket_kind : std::uint8_t { local, tcp };
   return found;
 }
 
-/// Options of `seats` endpoints that differ in `seat` alone.
+/// Options of `seats` endpoints that differ only in `seat`.
 [[nodiscard]] inline llmmem::socket_options job_options(socket_kind of, std::uint32_t seats,
                                                         const bench_folder& folder) {
   llmmem::socket_options options{.seats = seats, .secret = "of the benchmarks"};
@@ -59,7 +59,7 @@ enum class socket_kind : std::uint8_t { local, tcp };
   return options;
 }
 
-/// A forked process, which ends with what `live` returns; killed, if it still lives then.
+/// A forked process, which ends with the result of `live`; the destructor kills it if it still lives.
 class bench_process {
  public:
   template <class Live>

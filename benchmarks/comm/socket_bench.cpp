@@ -43,7 +43,7 @@ using namespace llmmem;
 using llmmem_bench::number;
 using kind = llmmem_bench::socket_kind;
 
-/// Takes every frame to its place in a message.
+/// Moves every frame to its place in a message.
 class message_taker {
  public:
   explicit message_taker(std::size_t bytes) : message_(bytes) {}
@@ -115,7 +115,7 @@ class our_link {
   std::array<std::unique_ptr<socket_endpoint>, 2> ends_;
 };
 
-/// Two connected sockets that block.
+/// Two connected blocking sockets.
 class plain_link {
  public:
   explicit plain_link(kind of) {
@@ -233,7 +233,7 @@ double stream_plain(plain_link& link, std::size_t bytes, std::uint64_t count) {
       });
 }
 
-/// As the plain loop, with a header before each message: what the least is that tells messages apart.
+/// As the plain loop, with a header before each message: the minimum that separates messages.
 double stream_framed(plain_link& link, std::size_t bytes, std::uint64_t count) {
   const std::vector<std::byte> message(bytes, std::byte{1});
   std::vector<std::byte> taken(bytes);

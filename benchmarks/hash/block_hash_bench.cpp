@@ -1,4 +1,4 @@
-// What a link of the prefix chain costs: the key of a block from its parent's and its tokens.
+// The cost of a link of the prefix chain: the key of a block from its parent's and its tokens.
 //
 //   block_key/hash/n   blocks of n tokens, each the child of the one before; an item is a block
 

@@ -78,7 +78,7 @@ struct decode_tables {
   }
 };
 
-/// Queries of a step, and room for what comes.
+/// Queries of a step, and memory for the output.
 struct decode_batch {
   device_bytes queries;
   device_bytes out;
@@ -116,7 +116,7 @@ struct decode_batch {
   });
 }
 
-/// The device that is measured.
+/// The measured device.
 struct measured_device {
   launch_limits limits{};
   std::uint64_t l2_bytes = 0;
@@ -142,7 +142,7 @@ void measure_shape(stopwatch& watch, device_table& table, const device_bytes& ro
   };
   for (const std::uint32_t block_tokens : {16U, 64U})
     add("blocks of " + std::to_string(block_tokens), decode_tables(of, block_tokens, layers));
-  // A multiple of eight, as a block's tokens are above: the kernels take the same way.
+  // A multiple of eight, as the tokens per block above, so that the kernels use the same code.
   add("in one piece", decode_tables(of, static_cast<std::uint32_t>((of.tokens + 7) / 8 * 8), layers));
 }
 

@@ -231,7 +231,7 @@ void measure_copies(stopwatch& watch, device_table& table, const buffers& all, s
   }
 }
 
-/// K7, K8: what checks and what protects.
+/// K7, K8: checks and protection.
 void measure_checks(stopwatch& watch, device_table& table, const buffers& all, std::uint64_t room) {
   const device_executor run(watch.stream());
   for (const std::uint64_t block_bytes : {16 * kib, 256 * kib, 2 * mib}) {
@@ -272,7 +272,7 @@ void measure_checks(stopwatch& watch, device_table& table, const buffers& all, s
             watch.replayed(
                 launches, [&](int i) { compare_dirty(run, all.in(i), all.in(i + 1), bytes, words).value(); }),
             ceiling::read);
-  // What the buffers were filled with: nothing differs, and nothing is told.
+  // Verifies the fill of the buffers: nothing differs, and nothing is reported.
   const device_array<mismatch_report> report(std::vector<mismatch_report>(1));
   table.add("verify_memory", size_text(bytes), static_cast<double>(bytes),
             watch.replayed(launches,
@@ -298,7 +298,7 @@ void measure_numbers(stopwatch& watch, device_table& table, const buffers& all, 
   const std::uint64_t values = rows * row_values;
   for (int i = 0; i < sets; ++i)
     fill_memory(run, {all.in(i), values * 2}, near_one(static_cast<std::uint64_t>(i))).value();
-  // Each set has its own: a cache would keep those that all share.
+  // Each set has its own, because a cache would keep shared ones.
   const std::uint64_t scale_bytes = values / 32 * 4;
   const device_bytes scales(sets * scale_bytes);
   struct form {
@@ -324,7 +324,7 @@ void measure_numbers(stopwatch& watch, device_table& table, const buffers& all, 
                                 {all.out(i), each.code, code_stride}, {scales_of(i), groups * 4})
                     .value();
               }));
-    // What was made above, each set of its numbers.
+    // The results from above, with each set's numbers.
     table.add("dequantize_groups", std::string(each.name) + " to bf16" + by, bytes,
               watch.replayed(launches, [&](int i) {
                 dequantize_groups(run, shape, {all.out(i), each.code, code_stride},
@@ -342,7 +342,7 @@ void measure_numbers(stopwatch& watch, device_table& table, const buffers& all, 
   }));
 }
 
-/// What it costs to have memory and to give it back, on the host's clock.
+/// The cost of allocations and frees, on the host's clock.
 void measure_memory(device_table& table) {
   const auto microseconds = [](auto run) {
     std::vector<double> all;
@@ -357,7 +357,7 @@ void measure_memory(device_table& table) {
   stopwatch watch;
   device_space space(device_pool_source<cuda_runtime>(device_id{0}), {.budget = 256 * mib});
   device_virtual_memory memory(device_mapper<cuda_paging>(), {.budget = 256 * mib});
-  // As device_space has it: what is given back stays in the pool.
+  // As in device_space: freed memory stays in the pool.
   cudaMemPool_t pool{};
   std::uint64_t most = ~std::uint64_t{0};
   check(cudaDeviceGetDefaultMemPool(&pool, 0), "the default pool");

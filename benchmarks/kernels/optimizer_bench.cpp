@@ -59,7 +59,7 @@ void step(benchmark::State& state, optimizer_form form) {
   count_bytes(state, count * 4 + 2 * optimizer_bytes(form, count));
 }
 
-/// In tiles through local arrays, so that it is vectorised as the step is.
+/// In tiles through local arrays, so that it is vectorised like the step.
 void stream(benchmark::State& state) {
   std::array<std::vector<float>, 4> arrays;
   for (auto& each : arrays)
@@ -72,8 +72,8 @@ void stream(benchmark::State& state) {
         std::memcpy(in.data(), arrays[i].data() + first, sizeof in);
         return in;
       };
-      // All loads before the stores: equal places of two arrays look alike to a processor that compares 12
-      // bits.
+      // All loads come before the stores, because equal places of two arrays look the same to a processor
+      // that compares 12 bits.
       std::array<float, tile> a = load(0);
       std::array<float, tile> b = load(1);
       std::array<float, tile> c = load(2);

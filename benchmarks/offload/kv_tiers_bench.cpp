@@ -1,5 +1,5 @@
-/// What tiers beneath a paged cache cost: blocks moved between host memories beside memcpy and between host
-/// and file beside plain reads of the same blocks; control for a block; lookups.
+/// The cost of tiers below a paged cache: blocks moved between host memories, compared with memcpy; between
+/// host and file, compared with plain reads of the same blocks; control per block; lookups.
 #include <llmmem/offload/kv_tiers.hpp>
 
 #include <benchmark/benchmark.h>
@@ -27,7 +27,7 @@ using cache_type = paged_allocator<traits>;
 
 constexpr std::uint64_t moved_bytes = std::uint64_t{64} << 20;
 
-/// A block of so many bytes, of 16 tokens.
+/// A block of that many bytes, for 16 tokens.
 kv_layout layout_of(std::uint64_t bytes) {
   return {.layers = 4,
           .heads = 1,
@@ -130,7 +130,7 @@ std::string file_of(const char* name) {
   return (std::filesystem::temp_directory_path() / name).string();
 }
 
-/// The limit: the same file's blocks by the queue alone, all asked for before the first is waited for.
+/// The limit: the same file's blocks by the queue alone, all requested before the first wait.
 void file_read(benchmark::State& state) {
   rig r(static_cast<std::uint64_t>(state.range(0)));
   const std::size_t bytes = r.layout.block_bytes();
@@ -139,7 +139,7 @@ void file_read(benchmark::State& state) {
     file_space<> disk(path, {.budget = r.blocks * bytes, .queue = {.max_operations = 4096}});
     const auto range = disk.try_allocate(r.blocks * bytes, 4096).value();
     disk.copy_in_async(range, std::span(r.kv).first(r.blocks * bytes), {}).value().wait();
-    // Whole pages, as the slots of a tier are: such copies go past the page cache.
+    // Whole pages, as the slots of a tier, so that the copies bypass the page cache.
     const auto memory = r.host.try_allocate(r.blocks * bytes, 4096).value();
     std::vector<transfer_fence> fences(r.blocks);
     for (auto _ : state) {
@@ -208,7 +208,7 @@ void lookup(benchmark::State& state) {
   std::vector<token_id> tokens(keys * 16);
   std::iota(tokens.begin(), tokens.end(), 0);
   const kv_chain chain(cache, tokens);
-  // Sixteen blocks at a time go down, each piece a sequence that goes on where the last one ended.
+  // Sixteen blocks at a time go down; each sequence continues where the last one ended.
   std::vector<block_key> all(chain.keys().begin(), chain.keys().end());
   for (std::uint64_t first = 0; first < keys; first += 16) {
     const sequence_id id = cache.create().value();
@@ -234,7 +234,7 @@ BENCHMARK(host_store)->RangeMultiplier(4)->Range(16 << 10, 4 << 20);
 BENCHMARK(file_read)->RangeMultiplier(4)->Range(64 << 10, 1 << 20)->UseRealTime();
 BENCHMARK(file_load)->RangeMultiplier(4)->Range(64 << 10, 1 << 20)->UseRealTime();
 BENCHMARK(lookup)->Arg(1 << 10)->Arg(1 << 14)->Arg(1 << 18);
-// A block of 64 bytes: what is not the copy.
+// A block of 64 bytes shows the cost without the copy.
 BENCHMARK(host_load)->Arg(64)->Name("control_load");
 BENCHMARK(host_store)->Arg(64)->Name("control_store");
 

@@ -1,4 +1,4 @@
-// What the operations of a paged allocator cost when nothing of it is in the processor's caches: two million
+// The cost of a paged allocator's operations when none of its data is in the processor's caches: two million
 // blocks of 16 tokens, everything on, some 350 MB of metadata.
 //
 //   far_evict/who/n       n blocks handed out that all have to be evicted first, and their keys forgotten
@@ -42,7 +42,7 @@ void require(bool succeeded) {
   if (!succeeded) std::abort();
 }
 
-/// A full cache of idle prompts whose blocks lie far apart, and its prompts by number.
+/// A full cache of idle prompts whose blocks are far apart, and its prompts by number.
 class far_cache {
  public:
   far_cache() : cache_({.blocks = blocks, .block_tokens = block_tokens, .max_sequences = 1'024}) {
@@ -71,7 +71,7 @@ class far_cache {
     cache_.commit(writer).value();
     cache_.release(writer).value();
   }
-  /// Every prompt by keys from outside instead.
+  /// Every prompt by external keys instead.
   void name_by_keys() {
     cache_.drop_idle();
     for (std::uint64_t i = 0; i < prompts; ++i) {
@@ -83,7 +83,7 @@ class far_cache {
   }
 
  private:
-  /// Frees all blocks in such an order that one handed out is far from the next.
+  /// Frees all blocks in an order that places consecutive allocations far apart.
   void scatter() {
     std::vector<sequence_id> takers(1'000);
     for (sequence_id& each : takers)
@@ -103,7 +103,7 @@ class far_cache {
   std::minstd_rand random_{1};
 };
 
-/// A walk in which each step's line is known only when the one before it has come.
+/// A walk in which each step's line is known only after the previous one has arrived.
 class chain_of_misses {
  public:
   chain_of_misses() : lines_(std::size_t{1} << 23) {
@@ -140,7 +140,7 @@ void measure(benchmark::State& state, Before&& before, Run&& run, After&& after)
   state.SetItemsProcessed(state.iterations() * state.range(0));
 }
 
-// Built when first asked for, and kept: filling one takes longer than any row.
+// Built on first use and kept, because filling one takes longer than any row.
 enum class filling { by_tokens, by_keys, for_evictions };
 template <filling Filling>
 [[nodiscard]] far_cache& cache_of() {

@@ -1,4 +1,4 @@
-// What it costs to allocate a block and to free it, against what a C++ author would take instead.
+// The cost of allocating and freeing a block, compared with what a C++ author would use instead.
 //
 // 100,000 blocks, half of them live throughout, handed out in an order that random frees have mixed.
 //
@@ -45,7 +45,7 @@ constexpr std::size_t live_blocks = blocks / 2;
 constexpr std::size_t block_bytes = 64 * 1024;
 constexpr std::array<std::size_t, 3> batches{1, 32, 1000};
 
-/// Every figure is of calls that succeed.
+/// Every figure counts successful calls only.
 void require(bool succeeded) {
   if (!succeeded) std::abort();
 }
@@ -70,7 +70,7 @@ class handle_pool {
   block_pool<> pool_{{.blocks = blocks}};
 };
 
-/// The least one could do: a stack of indices.
+/// The minimum: a stack of indices.
 class index_stack {
  public:
   using name = std::uint32_t;
@@ -148,8 +148,8 @@ void free_all(Allocator& to, std::span<const name_of<Allocator>> names) {
   }
 }
 
-/// An allocator with half its blocks live. Built when first asked for and kept: with blocks of 64 KiB that is
-/// most of the time a row takes.
+/// An allocator with half its blocks live. Built on first use and kept, because with blocks of 64 KiB that
+/// takes most of a row's time.
 template <class Allocator>
 class half_full {
  public:
@@ -166,7 +166,7 @@ class half_full {
   std::vector<name_of<Allocator>> live;
 };
 
-/// Permutations of 0 to `batch` - 1, one after the other: the order in which each batch is freed.
+/// Consecutive permutations of 0 to `batch` - 1: the order in which each batch is freed.
 std::vector<std::uint32_t> shuffled_batches(std::size_t batch) {
   std::mt19937 random(2);
   std::vector<std::uint32_t> order((std::size_t{1} << 16) / batch * batch);

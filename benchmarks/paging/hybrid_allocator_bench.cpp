@@ -103,7 +103,7 @@ struct jamba : hybrid {
   }
 };
 
-// What is done with them
+// The operations
 
 [[nodiscard]] std::vector<token_id> prompt(std::uint64_t tokens, token_id first) {
   std::vector<token_id> out(static_cast<std::size_t>(tokens));

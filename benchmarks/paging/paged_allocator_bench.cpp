@@ -1,4 +1,4 @@
-// What it costs to replay a whole trace (requests.hpp) through the paged allocator.
+// The cost of a replay of a whole trace (requests.hpp) through the paged allocator.
 //
 //   replay/who/blocks   an item is one block of a prompt; every pass begins with an empty cache
 //
@@ -41,7 +41,7 @@ struct journaled_traits : keyed_traits {
   using fence = recorded_fence;
 };
 
-/// Counts what a journal would hold.
+/// Counts the bytes of a journal.
 class counting_sink {
  public:
   [[nodiscard]] bool write(std::span<const std::byte> bytes) noexcept {
@@ -56,13 +56,13 @@ class counting_sink {
 
 using journaled_cache = llmmem::paging::journaled<paged_allocator<journaled_traits>, counting_sink>;
 
-/// Every figure is of calls that succeed.
+/// Every figure counts successful calls only.
 void require(bool succeeded) {
   if (!succeeded) std::abort();
 }
 
-/// Passes of the whole trace through `serve(cache, prompt)`, which says how many blocks were there, each with
-/// a new cache from `make`. Returns the last cache.
+/// Passes the whole trace repeatedly through `serve(cache, prompt)`, which returns how many blocks were
+/// there, each time with a new cache from `make`. Returns the last cache.
 auto replay(benchmark::State& state, auto make, auto serve) {
   std::uint64_t hits = 0;
   std::uint64_t calls = 0;

@@ -1,4 +1,4 @@
-// What the operations of a paged allocator cost, one by one, with everything on: the default hash, token
+// The cost of a paged allocator's operations, one by one, with everything on: the default hash, token
 // verification, LRU, 50,000 blocks of 16 tokens unless said otherwise.
 //
 //   register/llmmem/n         n full blocks of one sequence made findable
@@ -266,7 +266,8 @@ struct keyed_by : paged_traits {
   using verification = trust_hash;  // there are no tokens to compare
 };
 
-/// A full pool of cached, idle blocks: each step takes one, which evicts one, caches it and lets it go.
+/// A full pool of cached, idle blocks: each step takes a block, which evicts another one, caches it and
+/// releases it.
 template <class Eviction>
 void eviction_latency(benchmark::State& state) {
   const std::uint64_t blocks = size(state);

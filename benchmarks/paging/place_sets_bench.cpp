@@ -1,4 +1,4 @@
-// The one slow step of S3-FIFO's order, once in as many new entries as there are slots or less often.
+// The one slow step of S3-FIFO's order, at most once in as many new entries as there are slots.
 //
 //   renumber_places/order/slots   all slots have a place, `in_order` or `at_random`; an item is a slot
 
@@ -31,7 +31,7 @@ void renumber(benchmark::State& state) {
     order.insert(slot % 6, slot_id{slot});
   };
   const auto renew_all = [&] { std::for_each(each.begin(), each.end(), renew); };
-  // As many renewals leave the last place taken, and the next one renumbers; it takes the last of its places.
+  // That many renewals take the last place, and the next one renumbers and takes the last new place.
   renew_all();
   llmmem_benchmarks::measure(state, renew_all, [&] { renew(each.front()); }, [] {});
 }

@@ -1,4 +1,4 @@
-// What it costs to look a block up, count the access, and evict another for it where it is missing.
+// The cost of looking up a block, counting the access, and evicting another one if it is missing.
 //
 //   lookup_touch_evict/who/blocks   under LRU
 //   lookup_arc/who/blocks           under ARC, and
@@ -38,7 +38,7 @@ namespace {
 using namespace llmmem;
 using namespace llmmem_benchmarks;
 
-/// Every figure is of calls that succeed.
+/// Every figure counts successful calls only.
 void require(bool succeeded) {
   if (!succeeded) std::abort();
 }
@@ -55,7 +55,7 @@ class prefix_cache {
     missing_.resize(longest);
   }
 
-  /// Serves one prompt; says how many of its blocks were there.
+  /// Serves one prompt; returns how many of its blocks were there.
   std::uint64_t serve(const prompt& asked) {
     constexpr std::size_t ahead = 4;
     const std::span keys = asked.keys;
@@ -104,7 +104,7 @@ class prefix_cache {
     pool_.touch(block, told(key));
   }
 
-  /// Policies that remember what they have evicted know it by its contents.
+  /// Policies that remember evicted entries recognise them by their contents.
   [[nodiscard]] static access_hint told(const block_key& key) { return {.content = key.low}; }
 
   void allocate(std::span<block_id> out) {
@@ -126,7 +126,7 @@ class prefix_cache {
   std::vector<std::size_t> missing_;
 };
 
-/// Measures `serve(prompt)`, which says how many of its blocks were there.
+/// Measures `serve(prompt)`, which returns how many of its blocks were there.
 void measure(benchmark::State& state, auto serve) {
   const prompts& all = requests();
   for (const prompt& each : all)

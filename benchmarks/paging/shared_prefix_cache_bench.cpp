@@ -1,4 +1,4 @@
-// What it costs to share a prefix cache between threads: the lock-free form, and paged_allocator alone and
+// The cost of sharing a prefix cache between threads: the lock-free form, and paged_allocator alone and
 // behind one mutex.
 //
 //   match_release/who/blocks        a cached prefix of `blocks` blocks of 16 tokens is matched and released
@@ -40,7 +40,7 @@ constexpr std::uint64_t blocks = 100'000;
 constexpr std::uint32_t block_tokens = 16;
 constexpr std::size_t prompts = 256;
 
-/// Every figure is of calls that succeed.
+/// Every figure counts successful calls only.
 void require(bool succeeded) {
   if (!succeeded) std::abort();
 }
@@ -53,7 +53,7 @@ std::vector<token_id> prompt_of(std::uint32_t number, std::size_t length) {
   return tokens;
 }
 
-/// Nothing is locked: for one thread.
+/// Without locks, for one thread.
 class one_thread {
  public:
   one_thread() : cache_({.blocks = blocks, .block_tokens = block_tokens, .max_sequences = 8}) {}
@@ -146,7 +146,7 @@ void match_release(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations() * state.range(0));
 }
 
-/// Commits prompts that nobody asked for, evicting others of its own, until told to stop.
+/// Commits its own prompts, which evict earlier ones of its own, until it is stopped.
 template <class Cache>
 class writer {
  public:

@@ -1,6 +1,6 @@
 /// @file
-/// Blocks of another node over Unix sockets, next to the same frames sent by the same endpoint without a
-/// pool; and what the directory costs.
+/// Blocks of another node over Unix sockets, compared with the same frames by the same endpoint without a
+/// pool, and the cost of the directory.
 #include <llmmem/comm/socket_endpoint.hpp>
 #include <llmmem/offload/kv_tiers.hpp>
 #include <llmmem/paged_allocator.hpp>
@@ -89,7 +89,7 @@ deadline soon(socket_endpoint& end) {
   return deadline{end.now_ns() + 1'000'000};
 }
 
-/// Sends all bytes of a row, each time that it is asked.
+/// Sends all bytes of a row on each request.
 void send_plain(const std::string& folder, std::uint64_t bytes, const std::atomic<bool>& is_over) {
   plain_frames one({.seat = seat_id{0}, .seats = 2, .folder = folder});
   while (!is_over) {
@@ -186,7 +186,7 @@ void pool_fetch(benchmark::State& state) {
   holder.join();
 }
 
-/// What a node's part of the directory takes to remember a span and to find it: 64 chunks each.
+/// The time in which a node's part of the directory stores and finds a span of 64 chunks.
 void directory_span(benchmark::State& state) {
   const auto spans = static_cast<std::uint32_t>(state.range(0));
   detail::span_table table(spans, 1, {});

@@ -1,4 +1,4 @@
-// What parity and Reed-Solomon codes cost, on one core.
+// The cost of parity and Reed-Solomon codes, on one core.
 //
 //   xor_all/who/K.bytes         the parity of K pieces
 //   xor_into/who/bytes          one piece added to another
@@ -35,7 +35,7 @@ namespace {
 
 using namespace llmmem;
 
-/// Pieces one behind the other, a few pages apart, as they would lie in an arena.
+/// Consecutive pieces, a few pages apart, as in an arena.
 class piece_set {
  public:
   piece_set(std::size_t count, std::size_t bytes) : bytes_(bytes), memory_((bytes + apart) * count + apart) {
@@ -135,7 +135,7 @@ void xor_rows(std::size_t bytes) {
       xor_all(to.spans()[0], from.const_spans(), simd_path::portable).value();
     });
   }
-  // What is added to is read too: of two pieces, the first is the destination.
+  // The destination is also read: it is the first of two pieces.
   const auto floor_in_place = [](piece_set& from, piece_set& /*to*/) {
     const auto all = from.spans();
     benchmark::DoNotOptimize(read_all(all[0].data(), all[0].size()));
@@ -199,7 +199,7 @@ void isal_rows(const code_shape& shape, std::size_t bytes) {
         ec_encode_data(static_cast<int>(from.bytes()), k, lost, made.data(), from.pointers(), to.pointers());
       });
   row("rs_update/" + parameters, 2, shape.parity, bytes, [=](piece_set& from, piece_set& to) mutable {
-    // A piece that is only added: what changed is to be had first, which is a pass of its own.
+    // A piece that is only added, so the difference must be computed first, in a separate pass.
     std::byte* delta = from.spans()[1].data();
     xor_into(from.spans()[1], from.const_spans()[0]).value();
     ec_encode_data_update(static_cast<int>(from.bytes()), k, m, 0, tables.data(),

@@ -1,4 +1,4 @@
-// What planners make of well-known programs, and how long they take for it.
+// The plans of planners for well-known programs, and the time that they take.
 //
 //   plan/workload/planner   one plan of one iteration; the counters are what it predicts: the iteration, its
 //   stall and the

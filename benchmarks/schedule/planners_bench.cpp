@@ -1,4 +1,4 @@
-// What the planners of schedule/ take, which run offline.
+// The time of the planners of schedule/, which run offline.
 //
 //   simulate_pipeline/devices/micro_batches   a 1F1B order
 //   bubble_fill/items                         greedy, cut freely, on one device whose bubbles have room for

@@ -1,6 +1,6 @@
-// Experts that a router draws anew for every batch, in virtual time: what a plan of one batch is worth on the
-// next ones. 8 of 64 experts in each of 32 layers (`skewed_experts`), each computing for 1 ms and taking 4 ms
-// over the link, as 100 MB do over 25 GB/s; a device that holds 100 of them; 8 batches to begin with, 24 to
+// Experts that a router draws for every batch, in virtual time: the value of a batch's plan for the next
+// ones. 8 of 64 experts in each of 32 layers (`skewed_experts`), each computing for 1 ms and taking 4 ms over
+// the link, as 100 MB do over 25 GB/s; a device that holds 100 of them; 8 batches to begin with, 24 to
 // measure.
 //
 //   routed/asked/how    experts asked for when they are computed with
@@ -45,7 +45,7 @@ constexpr link_model bus{
 constexpr std::uint64_t warm_up = 8;
 constexpr std::uint64_t measured = 24;
 
-/// When a layer's experts are asked for.
+/// When a layer's experts are requested.
 enum class asking : std::uint8_t { one_by_one, when_routed };
 
 struct virtual_meter {
@@ -81,7 +81,7 @@ class expert_device {
     buffer.flush().value();
   }
 
-  /// @param from  a buffer or a schedule: what leases are taken from, and asked to go on meanwhile.
+  /// @param from  a buffer or a schedule, which grants the leases and progresses meanwhile.
   template <class From>
   void run(From& from, std::uint64_t batch, asking how) {
     const std::vector<std::size_t> order = routed(batch);

@@ -1,4 +1,4 @@
-// What the calls of the host's virtual memory cost, on pages that nobody has touched.
+// The cost of the calls of the host's virtual memory, on pages that were never accessed.
 //
 //   reserve_release             1 GiB of addresses
 //   create_destroy/KiB          physical memory, without an address

@@ -1,5 +1,5 @@
 /// @file
-/// Timing of what a device does: a table of rows beside their ceilings, and the same as lines of JSON.
+/// Timing of a device's work: a table of rows with their ceilings, and the same as lines of JSON.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -42,7 +42,7 @@ struct device_time {
   return {all[all.size() / 2], all.front(), all.back()};
 }
 
-/// A stream, and two events around what is timed on it.
+/// A stream, and two events around the timed work.
 class stopwatch {
  public:
   stopwatch() {
@@ -75,7 +75,7 @@ class stopwatch {
     check(cudaGraphDestroy(graph), "destroy");
     return all;
   }
-  /// `launch(i)` as it is, for what no graph can hold.
+  /// `launch(i)` without a graph, for work that no graph can contain.
   template <class Launch>
   [[nodiscard]] device_time called(int launches, Launch launch) {
     return timed(launches, [&] {
@@ -91,7 +91,7 @@ class stopwatch {
     constexpr int rounds = 15;
     std::vector<double> all;
     for (int round = 0; round < warm + rounds; ++round) {
-      run();  // so that the device is busy when it is given what is timed
+      run();  // so that the device is busy when it gets the timed work
       check(cudaEventRecord(began_, stream_), "record");
       run();
       check(cudaEventRecord(ended_, stream_), "record");
@@ -108,8 +108,8 @@ class stopwatch {
   cudaEvent_t ended_{};
 };
 
-/// What a row is a share of: what a copy within the device moves, read and written; what a kernel that only
-/// reads gets through, as a copy would flatter others that do; nothing, where the bytes go elsewhere.
+/// The ceiling of a row: a copy within the device, read and written; a kernel that only reads, because a copy
+/// would flatter other readers; or none, if the bytes leave the device.
 enum class ceiling : std::uint8_t { copy, read, none };
 
 [[nodiscard]] constexpr const char* name_of(ceiling of) noexcept {
@@ -183,8 +183,8 @@ class device_bytes {
   std::uint64_t bytes_;
 };
 
-/// The ceiling of what only reads: 64-bit words of `at(i)`, for i up to `launches`, summed by CUB, whose
-/// loads are as wide as the device has them and which writes next to nothing.
+/// The ceiling of kernels that only read: 64-bit words of `at(i)`, for i up to `launches`, summed by CUB,
+/// whose loads are as wide as the device has them and which writes next to nothing.
 template <class At>
 void measure_read_ceiling(stopwatch& watch, device_table& table, int launches, std::uint64_t bytes, At at) {
   const device_bytes sum(sizeof(std::uint64_t));
@@ -229,7 +229,7 @@ static_assert(llmmem::memory_pattern<random_numbers>);
   return {{.seed = seed}, 0x80FF'80FFU, 0x3F00'3F00U};
 }
 
-/// LLMMEM_BENCH_GPU_MIB in bytes, else `usual` MiB.
+/// LLMMEM_BENCH_GPU_MIB in bytes, otherwise `usual` MiB.
 [[nodiscard]] inline std::uint64_t largest_buffer(std::uint64_t usual) {
   try {
     const std::uint64_t mib = llmmem_tests::number_from_environment("LLMMEM_BENCH_GPU_MIB", usual);

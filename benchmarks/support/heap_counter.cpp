@@ -6,7 +6,7 @@
 
 namespace {
 
-// Not atomic, as that of the tests is: a locked instruction would weigh on the peers that allocate.
+// Unlike in the tests, not atomic, because a locked instruction would slow the peers that allocate.
 // Benchmarks run on one thread.
 std::uint64_t calls = 0;
 

@@ -1,5 +1,5 @@
 /// @file
-/// Counts what goes through the global heap of the benchmark program.
+/// Counts the calls of the global heap in the benchmark program.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace llmmem_benchmarks {
 /// measure that itself.
 [[nodiscard]] std::uint64_t heap_allocations() noexcept;
 
-/// Counts from its construction, which stands right before a timed loop.
+/// Counts from its construction, which comes right before a timed loop.
 class heap_watch {
  public:
   /// Calls of `operator new` since.

@@ -17,7 +17,7 @@ class libcachesim_cache {
   /// Its hash table has as many chains as the cache has objects, or up to twice that.
   libcachesim_cache(libcachesim_policy policy, std::uint64_t capacity);
 
-  /// Whether `key` is there; afterwards it is, as the policy has it.
+  /// Returns whether `key` is there; afterwards it is, as the policy places it.
   bool access(std::uint64_t key);
 
   struct parts;

@@ -1,5 +1,5 @@
 /// @file
-/// The LRU caches a C++ author would write, and the least one could do.
+/// The LRU caches that a C++ author would write, and the minimum.
 ///
 /// Each has `access(key)`: whether the key is there; it is the most recent afterwards, and if it was not and
 /// the cache was full, the oldest has made room. They keep a 64-bit key and nothing else: no references, no
@@ -41,7 +41,7 @@ class list_map_lru {
   std::unordered_map<std::uint64_t, std::list<std::uint64_t>::iterator> places_;
 };
 
-/// The same by an author who minds the heap: what leaves gives its nodes to what comes.
+/// The same with reuse of nodes, to save heap calls: evicted entries pass their nodes to new ones.
 class reusing_list_map_lru {
  public:
   explicit reusing_list_map_lru(std::size_t capacity) : capacity_(capacity) { places_.reserve(capacity); }
@@ -73,7 +73,7 @@ class reusing_list_map_lru {
 /// The floor: keys are numbers from 0 on, so an array does for the map; links are indices.
 class dense_lru {
  public:
-  /// @param keys  how many there are.
+  /// @param keys  number of keys.
   dense_lru(std::size_t capacity, std::size_t keys)
       : end_(static_cast<std::uint32_t>(capacity)), slot_of_(keys, end_), nodes_(capacity + 1) {
     nodes_[end_] = {end_, end_, 0};
@@ -111,7 +111,8 @@ class dense_lru {
   };
 
   void unlink(std::uint32_t slot) {
-    // Read apart, as detail::slot_list does: a load of both would wait for the neighbour's store to one.
+    // Read separately, as detail::slot_list does, because a load of both would wait for the neighbour's store
+    // to one.
     const std::uint32_t previous = nodes_[slot].previous;
     const std::uint32_t next = nodes_[slot].next;
     nodes_[previous].next = next;

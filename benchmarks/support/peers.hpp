@@ -1,5 +1,5 @@
 /// @file
-/// The general-purpose allocators a C++ author would take, each behind the same two calls.
+/// The general-purpose allocators that a C++ author would use, each behind the same two calls.
 ///
 /// None replaces `malloc` in the process: mimalloc is loaded with its symbols kept to itself, jemalloc is
 /// linked under other names (benchmarks/CMakeLists.txt says why), so the glibc row is glibc.
@@ -24,7 +24,7 @@ extern "C" void bench_jemalloc_free(void* memory);
 
 namespace llmmem_benchmarks {
 
-/// An allocator to compare with. Both calls go through a pointer, for every peer alike.
+/// An allocator for comparison. Both calls go through a pointer for every peer.
 struct peer {
   const char* name;
   void* (*allocate)(std::size_t bytes);
@@ -42,7 +42,7 @@ Function symbol(void* library, const char* name) {
 }
 
 inline peer load_mimalloc() {
-  // Never closed: blocks of its may live until the process ends.
+  // Never closed, because its blocks may live until the process ends.
   void* const library = dlopen(LLMMEM_BENCH_MIMALLOC, RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
   if (library == nullptr) throw std::runtime_error(dlerror());
   return {"mimalloc", symbol<void* (*)(std::size_t)>(library, "mi_malloc"),
@@ -52,16 +52,15 @@ inline peer load_mimalloc() {
 }  // namespace detail
 #endif
 
-/// Stops glibc from giving memory back to the system, so that blocks of 64 KiB come from its heap like
-/// everybody else's, and what a row builds anew does not fault its pages in again. Call before anything is
-/// timed.
+/// Stops glibc from returning memory to the system, so that blocks of 64 KiB come from its heap as with the
+/// other peers, and rebuilt data does not fault its pages in again. Call it before any timing.
 inline void keep_freed_memory() {
   if (mallopt(M_MMAP_THRESHOLD, 1 << 30) != 1 || mallopt(M_TRIM_THRESHOLD, INT_MAX) != 1) {
     throw std::runtime_error("mallopt refused to turn trimming off");
   }
 }
 
-/// The peers this build has, glibc first, set to keep what is freed.
+/// The peers of this build, glibc first, set to keep freed memory.
 inline std::vector<peer> peers() {
   keep_freed_memory();
   std::vector<peer> all{{"glibc", std::malloc, std::free}};

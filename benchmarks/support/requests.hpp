@@ -1,6 +1,6 @@
 /// @file
-/// The requests that lookups and replays are measured with: a recorded hour of a chat service where there is
-/// one, else a made-up hour.
+/// The requests for measurements of lookups and replays: a recorded hour of a chat service if there is one,
+/// otherwise a generated hour.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -33,11 +33,11 @@ struct prompt {
   std::uint64_t output_tokens = 0;
 };
 
-/// The prompts of a trace, with every key computed beforehand.
+/// The prompts of a trace, with every key computed in advance.
 ///
 /// A key is a bijection of the trace's block id that mixes its bits (`key_from_id`): the ids themselves run
 /// from 0 and would make a perfect hash of `std::hash`, which is the identity. `numbers` are dense, in order
-/// of first use, for those who need no hash at all.
+/// of first use, for code that needs no hash.
 class prompts {
  public:
   explicit prompts(const replay_trace::trace& from) : block_tokens_(from.block_tokens()) {
@@ -93,7 +93,7 @@ class prompts {
 };
 
 /// The recorded trace's file, or nothing: in the folder that LLMMEM_DATA_DIR names (set but empty means
-/// none), else in shared/data beside the checkout.
+/// none), otherwise in shared/data next to the checkout.
 inline std::string recorded_trace() {
   const char* const told = std::getenv("LLMMEM_DATA_DIR");
   const std::filesystem::path folder = told == nullptr ? LLMMEM_BENCH_DATA_DIR : told;
@@ -101,14 +101,14 @@ inline std::string recorded_trace() {
   return !folder.empty() && std::filesystem::exists(file) ? file.string() : std::string();
 }
 
-/// What the figures belong to; goes into the context of the JSON.
+/// The source of the figures, for the context of the JSON.
 inline std::string requests_source() {
   return recorded_trace().empty() ? "generated, seed 1 (examples/replay_trace/generator.hpp)"
                                   : "mooncake_conversation_trace.jsonl";
 }
 
-/// The requests, read or made when first asked for. A recorded trace that cannot be read is an error: figures
-/// of another would pass for its own.
+/// The requests, read or generated on first use. An unreadable recorded trace is an error, because figures of
+/// another one would pass for its own.
 inline const prompts& requests() {
   static const prompts all(recorded_trace().empty() ? replay_trace::generate_trace()
                                                     : replay_trace::read_trace_file(recorded_trace()));

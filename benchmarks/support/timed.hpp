@@ -1,5 +1,5 @@
 /// @file
-/// Times one operation alone, between what it needs and what undoes it.
+/// Times one operation alone, between its setup and its undo.
 #pragma once
 
 #include <benchmark/benchmark.h>

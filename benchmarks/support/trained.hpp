@@ -1,5 +1,5 @@
 /// @file
-/// State of a model that was really trained, by the fixture examples/train_gpt.
+/// The state of a trained model, by the fixture examples/train_gpt.
 #pragma once
 
 #include <llmmem/codec/bf16_cast.hpp>
@@ -28,7 +28,7 @@
 
 namespace llmmem_benchmarks {
 
-/// All layers' pieces of one kind behind each other, as they lie in memory.
+/// All layers' pieces of one kind, concatenated as in memory.
 struct trained_state {
   std::vector<std::byte> weights_f32;
   std::vector<std::byte> weights_bf16;  ///< the same, rounded
@@ -38,8 +38,8 @@ struct trained_state {
 
 namespace detail {
 
-/// tinyshakespeare.txt in the folder that LLMMEM_DATA_DIR names (set but empty means none), else in
-/// shared/data beside the checkout; else words of a small language.
+/// tinyshakespeare.txt in the folder that LLMMEM_DATA_DIR names (set but empty means none), otherwise in
+/// shared/data next to the checkout; without it, words of a small language.
 inline std::pair<std::string, std::string> training_text() {
   const char* const told = std::getenv("LLMMEM_DATA_DIR");
   const std::filesystem::path folder = told == nullptr ? LLMMEM_BENCH_DATA_DIR : told;
@@ -64,13 +64,13 @@ inline std::uint64_t training_steps() {
   return told == nullptr ? 12 : std::strtoull(told, nullptr, 10);
 }
 
-/// What the figures belong to; goes into the context of the JSON.
+/// The source of the figures, for the context of the JSON.
 inline std::string trained_source() {
   return std::to_string(training_steps()) + " steps on " + detail::training_text().first;
 }
 
-/// Trained when first asked for: 4.9 million parameters, `training_steps()` of 256 tokens. The loss of the
-/// last one goes to standard error.
+/// Trained on first use: 4.9 million parameters, `training_steps()` of 256 tokens. The loss of the last one
+/// goes to standard error.
 inline const trained_state& trained() {
   static const trained_state all = [] {
     using train_gpt::state_kind;

@@ -1,6 +1,6 @@
-/// What a tiered buffer costs beyond the copies it makes. Each row stands beside its floor: `memcpy` between
-/// the same amounts of memory, or a `file_queue` that reads the same file. And what it costs to open one with
-/// chunks in it.
+/// The cost of a tiered buffer in addition to its copies. Each row has its floor: `memcpy` between the same
+/// amounts of memory, or a `file_queue` that reads the same file. Also the cost of opening one with chunks in
+/// it.
 ///
 /// LLMMEM_BENCH_IO_DIR   folder of the file (the system's for temporary files)
 
@@ -86,7 +86,7 @@ void prefetch_of_what_is_there(benchmark::State& state) {
   }
 }
 
-/// All chunks in turn, of which a quarter fits: each lease brings one in and drops one that is clean.
+/// All chunks in turn, of which a quarter fits: each lease brings one in and drops a clean one.
 void host_to_host(benchmark::State& state) {
   host_space above({.budget = top_chunks * chunk_bytes});
   host_space beneath({.budget = all_chunks * chunk_bytes});
@@ -148,7 +148,7 @@ void file_to_host(benchmark::State& state) {
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(chunk_bytes));
 }
 
-/// @param verifies  whether what has come is checked, as a tier does.
+/// @param verifies  whether arrived bytes are verified, as in a tier.
 void file_to_host_queue(benchmark::State& state, bool verifies) {
   const removed_file removed;
   host_space space({.budget = top_chunks * chunk_bytes});
@@ -168,7 +168,7 @@ void file_to_host_queue(benchmark::State& state, bool verifies) {
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(chunk_bytes));
 }
 
-/// Places of 512 bytes with as much between them, in an order as a cache that lived for a while has them.
+/// Places of 512 bytes with equal gaps, in an order as in a cache after some time.
 [[nodiscard]] std::vector<std::uint64_t> scattered_places(std::uint64_t count) {
   std::vector<std::uint64_t> places;
   for (std::uint64_t i = 0; i < count; ++i)
@@ -181,7 +181,7 @@ void file_to_host_queue(benchmark::State& state, bool verifies) {
   return places;
 }
 
-/// A persistent tier with so many chunks is opened, and a buffer over it.
+/// Opens a persistent tier with that many chunks, and a buffer over it.
 void reopen(benchmark::State& state) {
   const auto count = static_cast<std::uint64_t>(state.range(0));
   removed_file file;
@@ -219,7 +219,7 @@ void reopen(benchmark::State& state) {
                          benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
 }
 
-/// What of it is finding the places.
+/// The part of the cost for finding the places.
 void place_at(benchmark::State& state, piece_lookup lookup) {
   const auto count = static_cast<std::uint64_t>(state.range(0));
   std::byte* const base = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40);

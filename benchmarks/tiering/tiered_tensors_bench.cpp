@@ -1,5 +1,5 @@
-/// What a lease of a tensor costs beside one of a chunk: whole, in parts, and of tensors that share a chunk.
-/// Everything lies in tier 0. `floor` leases chunks of the buffer itself.
+/// The cost of a lease of a tensor compared with one of a chunk: whole, in parts, and of tensors that share a
+/// chunk. Everything is in tier 0. `floor` leases chunks of the buffer itself.
 
 #include <llmmem/space/host.hpp>
 #include <llmmem/tiered_buffer.hpp>
@@ -23,7 +23,7 @@ using tensors_type = tiered_tensors<buffer_type>;
 constexpr std::uint64_t chunk_bytes = 4096;
 constexpr std::uint32_t sharers = 8;  // of a chunk, where they are grouped
 
-/// How tensors lie in chunks.
+/// The layout of tensors in chunks.
 enum class lying : std::uint8_t { whole, split, grouped };
 
 struct resident {
@@ -49,7 +49,7 @@ struct resident {
   }
 
  private:
-  /// Of as many parts in all.
+  /// With the same number of parts in total.
   [[nodiscard]] static chunk_mapping mapping_of(std::uint32_t leases, lying how) {
     std::vector<tensor_size> sizes;
     const std::uint64_t bytes = how == lying::split   ? 8 * chunk_bytes
@@ -87,7 +87,7 @@ void update_chunk(benchmark::State& state) {
   }
 }
 
-/// One part after another: where a tensor has one, one tensor after another.
+/// One part after another; if each tensor has one part, one tensor after another.
 void read_tensor(benchmark::State& state, lying how) {
   resident world(leases_of(state), how);
   std::uint32_t at = 0;

@@ -142,7 +142,7 @@ void move_by_queue(benchmark::State& state, const workload& load, llmmem::transf
   memory.deallocate(range);
 }
 
-/// One number out of fio's JSON, the first of that name behind `section`.
+/// One number of fio's JSON, the first of that name after `section`.
 [[nodiscard]] double number_in(const std::string& json, std::string_view section, std::string_view name) {
   const std::size_t begin = json.find(fmt::format("\"{}\" : {{", section));
   const std::size_t at = json.find(fmt::format("\"{}\" : ", name), begin == std::string::npos ? 0 : begin);
@@ -150,7 +150,7 @@ void move_by_queue(benchmark::State& state, const workload& load, llmmem::transf
 }
 
 #if __has_include(<liburing.h>)
-/// Reads of 4 KiB, past the page cache or out of it, of a file that the ring was told of or was not.
+/// Reads of 4 KiB, from the device or from the page cache, of a registered or unregistered file.
 void read_small(benchmark::State& state, direct_io direct, bool is_registered) {
   const workload load{"", pattern::random, io_direction::read, 1 << 12, 32};
   const io_file file(shared_file().path, {.mode = open_mode::read, .direct = direct});
@@ -219,7 +219,7 @@ void move_by_fio(benchmark::State& state, const workload& load, const char* engi
     const double seconds = number_in(json, reads ? "read" : "write", "runtime") * 1e-3;
     const double rate = number_in(json, reads ? "read" : "write", "bw_bytes");
     if (seconds == 0 || rate == 0) return state.SkipWithError("fio did not run");
-    // Its own clock counts whole milliseconds: the rate is finer.
+    // Its own clock counts whole milliseconds, and the rate is finer.
     const double took = static_cast<double>(bytes_of(load)) / rate;
     own +=
         (number_in(json, "job options", "usr_cpu") + number_in(json, "job options", "sys_cpu")) / 100 * took;
@@ -229,7 +229,7 @@ void move_by_fio(benchmark::State& state, const workload& load, const char* engi
 }
 
 #if __has_include(<liburing.h>)
-/// Large copies one behind the other, more of them waiting than the queue may have under way.
+/// Consecutive large copies, of which more wait than the queue may have in flight.
 class stream {
  public:
   explicit stream(io_direction way) : way_(way) { std::memset(range_.data, 1, range_.bytes); }
@@ -237,7 +237,7 @@ class stream {
   stream& operator=(const stream&) = delete;
   ~stream() { memory_.deallocate(range_); }
 
-  /// Moves `bytes`, or until `enough()`; bytes a nanosecond.
+  /// Moves `bytes`, or until `enough()`; returns bytes per nanosecond.
   template <class Enough>
   double run(file_queue<uring_io>& queue, std::uint64_t bytes, Enough enough) {
     const auto began = std::chrono::steady_clock::now();
@@ -277,8 +277,8 @@ class stream {
   return values[values.size() / 2];
 }
 
-/// A sweep over all settings, in rounds; then the tuner, from where it begins by default; then both winners
-/// again, one after the other, as the best of many noisy figures is too good.
+/// A sweep over all settings, in rounds; then the tuner from its default start; then both winners again,
+/// because the best of many noisy figures is too good.
 void tune(benchmark::State& state, io_direction way) {
   constexpr std::uint64_t amount = std::uint64_t{256} << 20;
   constexpr io_setting least{1, std::uint64_t{1} << 16};
@@ -312,7 +312,7 @@ void tune(benchmark::State& state, io_direction way) {
     work.run(queue, all, [&] { return queue.stats().is_at_rest || seconds() > 60; });
     const file_queue_stats found = queue.stats();
     const double took = seconds();
-    // The tuner alone, from the worst corner, until it comes to rest for the third time.
+    // The tuner alone, from the worst corner, until it settles for the third time.
     io_tuner climber({.first = least, .least = least, .most = most});
     std::uint32_t windows = 0;
     for (int rests = 0; rests < 3 && windows < climber.max_windows(); ++windows) {
@@ -387,7 +387,7 @@ const int registered = [] {
                               uring_options{.depth = 1, .issuer = uring_issuer::one_thread});
     });
 #endif
-    // What fio's psync does: one block of memory in small pages, again and again.
+    // As fio's psync: one block of memory in small pages, repeatedly.
     add(load, "llmmem_posix_one_buffer", [&load](benchmark::State& state) {
       workload alone = load;
       alone.depth = 1;

@@ -1,4 +1,4 @@
-// What snapshots by copy on write cost their writer, on one core. 64 MiB of state, no reader.
+// The cost of snapshots by copy on write for their writer, on one core. 64 MiB of state, no reader.
 //
 //   first_write/who/page_bytes   every page written once after a snapshot; an item is 64 KiB of state.
 //                                floor is the copy alone

@@ -1,5 +1,5 @@
 /// @file
-/// The program: what it was asked, what it runs, what it prints.
+/// The program: its arguments, its runs and its output.
 #pragma once
 
 #include <llmmem/model/presets.hpp>
@@ -60,12 +60,12 @@ template <class Names>
 
 }  // namespace detail
 
-/// Reads `arguments`, the program's name left out; the help text instead where it was asked for.
+/// Reads `arguments`, without the program's name; returns the help text if that was requested.
 /// @throws usage_error
 [[nodiscard]] inline std::pair<command_line, std::optional<std::string>> parse_command_line(
     std::vector<std::string> arguments) {
   CLI::App app(
-      "Records what training and serving programs allocate, and finds the smallest budget at which each "
+      "Records the allocations of training and serving programs, and finds the smallest budget at which each "
       "arena survives it.",
       "allocation_trace");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -124,7 +124,7 @@ template <class Names>
   return {asked, std::nullopt};
 }
 
-/// What one trace needs.
+/// The budgets and replays of one trace.
 struct finding {
   std::string trace;
   std::size_t events = 0;
@@ -220,7 +220,7 @@ namespace detail {
   if (!asked.lengths_file) return generate_lengths(asked.seed, 4096);
   const replay_trace::trace from = replay_trace::read_trace_file(*asked.lengths_file);
   std::vector<lengths> all;
-  // The seed says with which request to begin: other seeds play other parts of the trace.
+  // The seed selects the first request, so that other seeds play other parts of the trace.
   const std::uint64_t part = asked.seed - std::min<std::uint64_t>(asked.seed, 1);
   for (std::size_t i = 0; i < from.size(); ++i) {
     const auto each = from[(i + part % from.size() * 1000) % from.size()];

@@ -1,4 +1,4 @@
-// Finds the smallest budget at which each arena survives a program: see README.md beside this file.
+// Finds the smallest budget at which each arena survives a program: see README.md next to this file.
 #include <cstdio>
 #include <string>
 #include <vector>

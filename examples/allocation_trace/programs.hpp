@@ -1,6 +1,5 @@
 /// @file
-/// Programs that train and serve, as far as their device memory is concerned: what they allocate, in what
-/// order.
+/// The device memory of programs that train and serve: their allocations, in order.
 #pragma once
 
 #include <llmmem/model/activations.hpp>
@@ -44,10 +43,10 @@ struct lengths {
   return all;
 }
 
-/// What is played.
+/// The program to play.
 struct program_options {
   llmmem::model_shape model;
-  std::uint64_t ranks = 16;  ///< that share the training state (ZeRO 3)
+  std::uint64_t ranks = 16;  ///< ranks that share the training state (ZeRO 3)
   std::uint64_t batch = 4;   ///< sequences of a micro-batch
   std::uint64_t steps = 24;  ///< training steps
   std::uint64_t requests = 400;
@@ -57,8 +56,8 @@ struct program_options {
 /// How a fine-tuning run saves memory.
 struct savings {
   llmmem::recompute recomputed = llmmem::recompute::selective;
-  bool variable = true;  ///< batches are as long as their longest sequence, not as the context
-  bool offload = false;  ///< gradients and optimizer state live on the host
+  bool variable = true;  ///< batches have the length of their longest sequence, not of the context
+  bool offload = false;  ///< gradients and optimizer state are on the host
 };
 
 /// The activations of one layer, in the order the forward pass makes them, in bytes: the terms whose sum is
@@ -71,13 +70,13 @@ struct savings {
                                     2 * sbh,           // input of the projections
                                     4 * sbh, 2 * sbh,  // queries and keys, values
                                     2 * sbh,           // input of the output projection
-                                    sbh,               // mask of the dropout behind it
+                                    sbh,               // mask of the dropout after it
                                     2 * sbh,           // input of the second norm
                                     2 * sbh,           // input of the MLP
-                                    8 * sbh, 8 * sbh,  // before and behind its non-linearity
+                                    8 * sbh, 8 * sbh,  // before and after its non-linearity
                                     sbh};              // mask of the last dropout
   if (step.recomputed == llmmem::recompute::none) {
-    pieces.insert(pieces.begin() + 4, {2 * scores, scores, 2 * scores});  // softmax, mask, what it leaves
+    pieces.insert(pieces.begin() + 4, {2 * scores, scores, 2 * scores});  // softmax, mask, masked result
   }
   return pieces;
 }
@@ -166,7 +165,7 @@ class trainer {
     ids made;
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       made.push_back(to_->allocate(pieces_[i]));
-      // Without its backward pass in mind, a result goes as soon as the next but one is made from it.
+      // Without a backward pass, a result is freed as soon as the next but one is made from it.
       if (how_.recomputed == llmmem::recompute::full && i >= 3) to_->free(made[i - 2]);
     }
     if (how_.recomputed != llmmem::recompute::full) {
@@ -178,7 +177,7 @@ class trainer {
     kept_[layer] = {made[0]};
   }
 
-  /// Takes the gradient of the layer's output, gives that of its input.
+  /// Takes the gradient of the layer's output and returns that of its input.
   [[nodiscard]] std::uint32_t backward(std::uint64_t layer, std::uint32_t gradient) {
     ids& kept = kept_[layer];
     for (std::size_t i = kept.size(); i < pieces_.size(); ++i)
@@ -197,13 +196,13 @@ class trainer {
     return gradient;
   }
 
-  /// The gradient of one matrix: whole, then this rank's share of it.
+  /// The gradient of one matrix: complete, then this rank's share of it.
   void scatter(std::uint64_t layer, std::size_t matrix) {
     const std::uint32_t whole = to_->allocate(matrices_[matrix] * 2);
     const std::uint32_t share = to_->allocate(shard(matrices_[matrix], 2));
     to_->free(whole);
     gradients_[layer].push_back(share);
-    // Offloaded once the next layer's are under way: the copy runs beside them.
+    // Offloaded once the next layer's are in progress, because the copy runs during them.
     if (how_.offload && layer + 1 < gradients_.size()) free_all(*to_, gradients_[layer + 1]);
   }
 
@@ -248,10 +247,10 @@ class trainer {
   return to;
 }
 
-/// How a server without paging finds room for a request's keys and values.
+/// How a server without paging allocates memory for a request's keys and values.
 enum class kv_growth : std::uint8_t {
-  exact,    ///< as many tokens as prompt and answer have, known beforehand
-  growing,  ///< 256 tokens more whenever it is full: a new buffer, a copy, the old one freed
+  exact,    ///< for the tokens of prompt and answer, known in advance
+  growing,  ///< for 256 more tokens whenever it is full: a new buffer, a copy, and a free of the old one
 };
 
 /// Serving: up to `concurrent` requests at a time, each with one buffer of keys and one of values; the batch

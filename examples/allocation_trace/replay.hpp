@@ -1,5 +1,5 @@
 /// @file
-/// Replays a recorded trace through an arena, and finds the smallest budget it survives.
+/// Replays a recorded trace through an arena, and finds the smallest budget that suffices.
 #pragma once
 
 #include <llmmem/arena/arena.hpp>
@@ -23,16 +23,16 @@ using memory = llmmem::testing::simulated_virtual_memory;
 
 inline constexpr std::array<std::string_view, 3> arena_names{"size_class", "caching_split", "stitched"};
 
-/// What became of a replay.
+/// The outcome of a replay.
 struct replay_result {
-  std::optional<std::size_t>
-      failed_at{};                 ///< index of the event that was refused; nothing when all went well
+  /// Index of the refused event; nothing if all succeeded.
+  std::optional<std::size_t> failed_at{};
   llmmem::failure why{};           ///< of that event; its `where` is not valid
   llmmem::arena_stats stats{};     ///< at that event, or at the end
   llmmem::virtual_stats mapped{};  ///< the same
 };
 
-/// Replays every event, or up to the first that is refused.
+/// Replays every event, or up to the first refused one.
 template <llmmem::arena_policy Arena>
 [[nodiscard]] replay_result replay_in(const trace& from, Arena& arena, const memory& beneath) {
   replay_result found;
@@ -80,8 +80,8 @@ template <llmmem::arena_policy Arena>
   return replay_in(from, arena, beneath);
 }
 
-/// The smallest budget in whole steps of 2 MiB that the trace survives, by bisection: one step less fails. An
-/// arena may fail again somewhere above it; none does so by design.
+/// Finds by bisection the smallest budget, in steps of 2 MiB, with which the trace succeeds; one step less
+/// fails. An arena may fail again with a larger budget; none is designed to.
 [[nodiscard]] inline std::uint64_t smallest_budget(const trace& from, std::string_view name) {
   constexpr std::uint64_t step = std::uint64_t{2} << 20;
   std::uint64_t fails = from.peak_live_bytes() / step - (from.peak_live_bytes() % step == 0 ? 1 : 0);

@@ -1,5 +1,5 @@
 /// @file
-/// A recorded run of allocations and frees: in memory, as text, and read back strictly.
+/// A recorded run of allocations and frees: in memory, as text, and a strict reader.
 #pragma once
 
 #include <llmmem/arena/arena.hpp>
@@ -31,11 +31,11 @@ class trace_error : public llmmem::error {
 
 /// One call. `bytes` 0 is a free.
 struct event {
-  std::uint32_t id = 0;     ///< of the allocation, counted from 0 in the order they are made
-  std::uint64_t bytes = 0;  ///< asked for; 0 frees it
+  std::uint32_t id = 0;     ///< of the allocation, counted from 0 in order
+  std::uint64_t bytes = 0;  ///< requested bytes; 0 frees it
 };
 
-/// What a program asked for, in its order. Ids are given out by `allocate`.
+/// A program's calls, in order. `allocate` assigns the ids.
 class trace {
  public:
   explicit trace(std::string name) : name_(std::move(name)) {}
@@ -84,9 +84,9 @@ inline constexpr std::string_view trace_header = "llmmem allocation trace 1";
   return out;
 }
 
-/// Reads what `to_text` wrote; the ids may be any numbers, each allocated once. Nothing else is taken: no
-/// blank lines, no signs, no second spaces.
-/// @throws trace_error  as `file:line: reason; near "text"`, for the first thing wrong.
+/// Reads the text of `to_text`; the ids may be any numbers, each allocated once. Anything else is refused:
+/// blank lines, signs, double spaces.
+/// @throws trace_error  as `file:line: reason; near "text"`, for the first error.
 template <replay_trace::byte_source Source>
 [[nodiscard]] trace read_allocations(Source& source) {
   constexpr std::size_t longest_line = 64;

@@ -1,5 +1,5 @@
 /// @file
-/// The program: what it was asked, what it runs, what it prints.
+/// The program: its arguments, its runs and its output.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -38,13 +38,13 @@ struct command_line {
   bool json = false;
 };
 
-/// What a journal says.
+/// The results of a journal.
 struct finding {
   std::string journal;
   std::uint64_t bytes = 0;
   std::uint64_t records = 0;
-  std::string torn;      ///< why it ends before its bytes do; empty: it does not
-  std::string diverged;  ///< where its replay differs; empty: nowhere
+  std::string torn;      ///< why the journal ends before its bytes do; empty if it does not
+  std::string diverged;  ///< where its replay differs; empty if it does not
   std::uint64_t capacity = 0;
   std::vector<llmmem::what_if_result> policies;
 };
@@ -65,7 +65,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// Reads `arguments`, the program's name left out; the help text instead where it was asked for.
+/// Reads `arguments`, without the program's name; returns the help text if that was requested.
 /// @throws usage_error
 [[nodiscard]] inline std::pair<command_line, std::optional<std::string>> parse_command_line(
     std::vector<std::string> arguments) {
@@ -108,7 +108,7 @@ namespace detail {
   other.max_idle_blocks = capacity;
   found.capacity = capacity.value_or(same.header().options.max_idle_blocks);
   if (capacity && *capacity != same.header().options.max_idle_blocks) {
-    // As many blocks beside the idle ones as there were.
+    // In addition to the idle blocks, as many as there were.
     const llmmem::paged_options& then = same.header().options;
     other.blocks = *capacity + (then.blocks - std::min(then.blocks, then.max_idle_blocks));
   }

@@ -1,5 +1,5 @@
 // Journals a cache while it serves a trace, and asks the journal what other policies would have hit: see
-// README.md beside this file.
+// README.md next to this file.
 #include <cstdio>
 #include <string>
 #include <vector>

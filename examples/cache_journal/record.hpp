@@ -32,8 +32,8 @@ using cache_type = llmmem::paged_allocator<cache_traits>;
   return {header.options, llmmem::make_eviction(header.configuration, slots)};
 }
 
-/// The journal of an LRU cache that serves `from`, one request at a time. The capacity is that of the blocks
-/// that keep their contents with nobody using them, as `replay_trace` counts it.
+/// Returns the journal of an LRU cache that serves `from`, one request at a time. The capacity counts the
+/// unused blocks that keep their contents, as in `replay_trace`.
 [[nodiscard]] inline std::vector<std::byte> record(const replay_trace::trace& from, std::uint64_t capacity) {
   std::uint64_t longest = 1;
   for (std::size_t r = 0; r < from.size(); ++r)
@@ -52,7 +52,7 @@ using cache_type = llmmem::paged_allocator<cache_traits>;
                                             try {
                                               to.insert(to.end(), more.begin(), more.end());
                                             } catch (...) {
-                                              return false;  // the journal ends here, the cache goes on
+                                              return false;  // the journal ends here, the cache continues
                                             }
                                             return true;
                                           },

@@ -1,5 +1,5 @@
 /// @file
-/// The program: what it was asked, what it runs, what it prints.
+/// The program: its arguments, its commands and its output.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -31,7 +31,7 @@ namespace checkpoint_tool {
 
 using example::exit_status;
 
-/// What a command printed, and whether all is as it should be.
+/// The output of a command, and whether all is right.
 struct answer {
   std::string text{};
   exit_status status = exit_status::success;
@@ -43,7 +43,7 @@ namespace detail {
   return good ? exit_status::success : exit_status::failure;
 }
 
-/// What any command that looks says of a published model; nothing where the folder is another one.
+/// Returns the output of a reading command for a published model; nothing for any other folder.
 [[nodiscard]] inline std::optional<answer> answer_published(const checkpoint_reference& what, bool json,
                                                             bool with_tensors) {
   if (what.which || !is_published(what.folder)) return std::nullopt;
@@ -163,7 +163,7 @@ namespace detail {
 }  // namespace detail
 
 /// Runs the program. Errors become one line on `notes` and an exit status; with `--json`, `out` gets the JSON
-/// or nothing. What is damaged or differs is an answer, and exit status 1.
+/// or nothing. Damage and differences are results, with exit status 1.
 [[nodiscard]] inline exit_status run_application(const std::vector<std::string>& arguments, std::FILE* out,
                                                  std::FILE* notes) {
   exit_status found = exit_status::success;
@@ -177,7 +177,7 @@ namespace detail {
     } catch (const std::bad_alloc&) {
       throw;
     } catch (const std::exception& failed) {
-      throw llmmem::error(one_line(failed.what()));  // names of files and tensors are anybody's
+      throw llmmem::error(one_line(failed.what()));  // names of files and tensors are untrusted
     }
   };
   const exit_status ran =

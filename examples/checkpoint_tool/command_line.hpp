@@ -1,5 +1,5 @@
 /// @file
-/// What `checkpoint_tool` was asked to do.
+/// The command line of `checkpoint_tool`.
 #pragma once
 
 #include <llmmem/checkpoint/search.hpp>
@@ -23,12 +23,12 @@ using example::usage_error;
 
 enum class command_kind : std::uint8_t { list, show, verify, diff, convert, copy, compact, prune };
 
-/// Which rank gets which elements of a tensor.
+/// The distribution of a tensor's elements over the ranks.
 enum class partition_kind : std::uint8_t {
-  flat,        ///< all tensors end to end, a range for each rank
+  flat,        ///< all tensors concatenated, with a range for each rank
   rows,        ///< a band of rows of each
-  columns,     ///< a band of columns of each that has two dimensions or more
-  replicated,  ///< as ranks that hold all of it write it: about as many bytes each
+  columns,     ///< a band of columns of each tensor with two dimensions or more
+  replicated,  ///< each rank holds all, and writes about the same number of bytes
 };
 
 struct command_line {
@@ -48,7 +48,7 @@ struct command_line {
 
 namespace detail {
 
-/// A command as CLI11 has it, and the texts that were given for it.
+/// A command of CLI11, and its given texts.
 struct command_texts {
   CLI::App* app = nullptr;
   std::optional<std::string> first{};
@@ -66,11 +66,11 @@ struct command_texts {
 
 }  // namespace detail
 
-/// Reads `arguments`, the program's name left out; the help text instead where it was asked for.
-/// @throws usage_error  which names what is missing or wrong, and what would be right.
+/// Reads `arguments`, without the program's name; returns the help text if that was requested.
+/// @throws usage_error  the text names what is missing or wrong, and valid values.
 [[nodiscard]] inline std::pair<command_line, std::optional<std::string>> parse_command_line(
     std::vector<std::string> arguments) {
-  CLI::App app("Looks at and works on a folder of llmmem checkpoints.", "checkpoint_tool");
+  CLI::App app("Inspects and changes a folder of llmmem checkpoints.", "checkpoint_tool");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command_line asked;
   bool sizes = false;
@@ -85,10 +85,10 @@ struct command_texts {
         ->type_name("");
     if (second != nullptr) to.app->add_option(second, to.second, second_what)->type_name("");
   };
-  constexpr const char* which = "a step, or a checkpoint's name (default: the newest whole one)";
+  constexpr const char* which = "a step, or a checkpoint's name (default: the newest complete one)";
   add(list, "list", "names the checkpoints of a folder, and says which are whole", "DIR", nullptr, nullptr);
-  add(show, "show", "tells what is in a checkpoint", "DIR", "STEP|NAME", which);
-  add(verify, "verify", "reads every byte, and says what is damaged", "DIR", "STEP|NAME",
+  add(show, "show", "shows the contents of a checkpoint", "DIR", "STEP|NAME", which);
+  add(verify, "verify", "reads every byte, and reports damage", "DIR", "STEP|NAME",
       "a step, or a checkpoint's name (default: all of them)");
   add(diff, "diff", "compares two checkpoints, tensor by tensor, whatever their sharding", "A", "B",
       "the other: DIR/STEP, DIR/NAME, DIR; or STEP or NAME of the same folder");
@@ -99,9 +99,9 @@ struct command_texts {
       nullptr);
   add(prune, "prune", "removes checkpoints that need not stay", "DIR", nullptr, nullptr);
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
-  verify.app->add_flag("--sizes", sizes, "look at sizes and headers only, read no data");
+  verify.app->add_flag("--sizes", sizes, "check only sizes and headers, read no data");
   convert.app->add_option("--world", world, "ranks (default: 1, as Hugging Face has it)")->type_name("M");
-  convert.app->add_option("--partition", partition, "who has what, with several ranks (default: flat)")
+  convert.app->add_option("--partition", partition, "the distribution over several ranks (default: flat)")
       ->type_name("flat|rows|columns|replicated");
   convert.app->add_option("--max-shard-mib", shard, "MiB of tensors in a file (default: 5 GB)")
       ->type_name("N");

@@ -1,5 +1,5 @@
 /// @file
-/// `convert`: a checkpoint made again for other ranks, in a new folder, a window of memory at a time.
+/// `convert`: makes a checkpoint again for other ranks, in a new folder, one window of memory at a time.
 #pragma once
 
 #include <llmmem/checkpoint/file_plan.hpp>
@@ -35,13 +35,13 @@
 
 namespace checkpoint_tool {
 
-/// How files are copied. Two windows are all the memory that tensors take, beside a chunk a reader.
+/// How files are copied. Tensors take two windows of memory, and one chunk per reader.
 struct copy_options {
   std::uint64_t chunk_bytes = std::uint64_t{4} << 20;  ///< of the new checkpoint
   std::uint64_t window_chunks = 8;
 };
 
-/// What became of it.
+/// The outcome of a conversion.
 struct conversion {
   std::string from{};  ///< folder of checkpoints
   llmmem::checkpoint_id from_id{};
@@ -51,7 +51,7 @@ struct conversion {
   std::uint64_t read_bytes = 0;
 };
 
-/// Writes files whose bytes another checkpoint has.
+/// Writes files from the bytes of another checkpoint.
 class file_copier {
  public:
   file_copier(storage_type& from, const llmmem::found_checkpoint& found, storage_type& to,
@@ -97,7 +97,7 @@ class file_copier {
   [[nodiscard]] std::uint64_t read_bytes() const noexcept { return read_bytes_; }
 
  private:
-  /// The bytes of a file from `begin` on: its head, and what the other checkpoint has.
+  /// Fills in the bytes of a file from `begin` on: its head, and bytes of the other checkpoint.
   void fill(const llmmem::planned_file& file, const std::vector<span_source>& sources, std::uint64_t begin,
             std::span<std::byte> into) {
     const std::uint64_t end = begin + into.size();
@@ -105,7 +105,7 @@ class file_copier {
       const std::uint64_t bytes = std::min<std::uint64_t>(file.head.size(), end) - begin;
       std::memcpy(into.data(), file.head.data() + begin, static_cast<std::size_t>(bytes));
     }
-    // Spans lie one behind the other.
+    // Spans are consecutive.
     auto next = std::ranges::upper_bound(
         file.spans, begin, {}, [](const llmmem::planned_span& span) { return span.begin + span.bytes; });
     for (; next != file.spans.end() && next->begin < end; ++next) {
@@ -130,7 +130,7 @@ class file_copier {
   std::uint64_t read_bytes_ = 0;
 };
 
-/// @throws llmmem::io_error  when `to` has anything in it that a conversion before did not leave behind.
+/// @throws llmmem::io_error  if `to` has anything in it except remains of an earlier conversion.
 inline void refuse_used_folder(const std::string& to) {
   std::error_code none;
   if (!std::filesystem::exists(to, none)) return;
@@ -174,7 +174,7 @@ inline void refuse_used_folder(const std::string& to) {
     all = std::move(merger).finish("the new checkpoint");
     folder.commit(draft, all);
   } catch (const llmmem::durability_uncertain&) {
-    throw;  // it is there
+    throw;  // the checkpoint exists
   } catch (...) {
     folder.abandon(draft);
     throw;
@@ -182,7 +182,7 @@ inline void refuse_used_folder(const std::string& to) {
   return {from.path(""), found.id, folder.storage().path(""), draft.id, std::move(all), copier.read_bytes()};
 }
 
-/// Does what `convert` is asked for.
+/// Executes `convert`.
 [[nodiscard]] inline conversion convert(const checkpoint_reference& from, const std::string& to,
                                         const reshard_options& options, std::FILE* notes) {
   const auto source = open_folder(from.folder);

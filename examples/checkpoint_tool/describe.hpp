@@ -1,5 +1,5 @@
 /// @file
-/// Parts of a checkpoint in words and in JSON, whatever somebody put into their names.
+/// Parts of a checkpoint in words and in JSON, whose names are untrusted.
 #pragma once
 
 #include <llmmem/checkpoint/manifest.hpp>
@@ -18,12 +18,12 @@
 
 namespace checkpoint_tool {
 
-/// A name, all of it, fit for a terminal.
+/// A complete name, safe for a terminal.
 [[nodiscard]] inline std::string shown(std::string_view name) {
   return example::printable(name, 512);
 }
 
-/// An error's text, fit for a terminal: its quotes stay as they are.
+/// An error's text, safe for a terminal, with its quotes unchanged.
 [[nodiscard]] inline std::string one_line(std::string_view text) {
   std::string line;
   for (const char c : text) {
@@ -43,12 +43,12 @@ namespace checkpoint_tool {
   return fmt::format("{} {}{}", example::grouped(count), what, count == 1 ? "" : "s");
 }
 
-/// `[4, 6]`; it is JSON, too.
+/// `[4, 6]`, which is also JSON.
 [[nodiscard]] inline std::string shape_text(const std::vector<std::uint64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-/// Which elements of a tensor of `elements`.
+/// Describes which elements of a tensor of `elements` a set has.
 [[nodiscard]] inline std::string runs_text(const llmmem::element_runs& runs, std::uint64_t elements) {
   if (runs == llmmem::element_runs::all_of(elements)) return "all elements";
   if (runs.empty()) return "no elements";
@@ -65,19 +65,20 @@ namespace checkpoint_tool {
   return bytes;
 }
 
-/// Whether a tensor is bytes that a rank put beside its tensors: `rank.0/name`.
+/// Returns whether a tensor is an extra of a rank: `rank.0/name`.
 [[nodiscard]] inline bool is_extra(const llmmem::checkpoint_tensor& tensor) noexcept {
   return std::string_view(tensor.name).starts_with("rank.");
 }
 
-/// Members of an object that say which checkpoint: `"folder": ..., "name": ..., "step": 1, "generation": 1`.
+/// Members of an object that identify the checkpoint: `"folder": ..., "name": ..., "step": 1, "generation":
+/// 1`.
 [[nodiscard]] inline std::string json_of(std::string_view folder, const llmmem::checkpoint_id& id) {
   return fmt::format(R"("folder": {}, "name": {}, "step": {}, "generation": {})",
                      example::json_string(folder), example::json_string(folder_name(id)), id.step,
                      id.generation);
 }
 
-/// Objects as a JSON array, one a line.
+/// Objects as a JSON array, one per line.
 [[nodiscard]] inline std::string json_lines(const std::vector<std::string>& objects) {
   return objects.empty() ? "[]" : fmt::format("[\n  {}\n]", fmt::join(objects, ",\n  "));
 }

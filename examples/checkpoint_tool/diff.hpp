@@ -1,5 +1,5 @@
 /// @file
-/// `diff`: two checkpoints, tensor by tensor, whatever parts each has them in.
+/// `diff`: compares two checkpoints tensor by tensor, regardless of the parts in each.
 #pragma once
 
 #include <llmmem/checkpoint/manifest.hpp>
@@ -30,7 +30,7 @@
 
 namespace checkpoint_tool {
 
-/// A checkpoint and where it lies.
+/// A checkpoint and its folder.
 struct compared_checkpoint {
   storage_type& storage;
   llmmem::found_checkpoint found;
@@ -43,19 +43,19 @@ enum class difference_kind : std::uint8_t { identical, only_in_a, only_in_b, typ
   return texts[static_cast<std::size_t>(kind)];
 }
 
-/// How the tensors of a name differ.
+/// The difference of two tensors of the same name.
 struct tensor_difference {
   std::string name{};
   difference_kind kind = difference_kind::identical;
   const llmmem::checkpoint_tensor* a = nullptr;
   const llmmem::checkpoint_tensor* b = nullptr;
   std::uint64_t differing = 0;      ///< elements with other bits
-  std::uint64_t first = 0;          ///< of them
+  std::uint64_t first = 0;          ///< index of the first of them
   std::optional<double> largest{};  ///< absolute difference of numbers that differ
-  std::uint64_t not_finite = 0;     ///< elements that differ, and one of the two is infinite or no number
+  std::uint64_t not_finite = 0;     ///< differing elements of which one is infinite or NaN
 };
 
-/// How much is read of each of the two at once.
+/// Bytes read of each checkpoint at once.
 inline constexpr std::uint64_t diff_window_bytes = std::uint64_t{16} << 20;
 
 namespace detail {
@@ -69,7 +69,7 @@ namespace detail {
   return tensors;
 }
 
-/// Takes elements from `first` on into account.
+/// Counts the differences of elements from `first` on.
 inline void compare(tensor_difference& into, std::uint64_t first, std::span<const std::byte> a,
                     std::span<const std::byte> b) {
   if (std::memcmp(a.data(), b.data(), a.size()) == 0) return;
@@ -92,9 +92,9 @@ inline void compare(tensor_difference& into, std::uint64_t first, std::span<cons
   }
 }
 
-/// Elements of a tensor that are read together.
+/// Elements of a tensor that are read at once.
 struct compared_range {
-  std::size_t tensor = 0;  // among the differences
+  std::size_t tensor = 0;  // index among the differences
   std::uint64_t first = 0;
   std::uint64_t offset = 0;  // in the memory
   std::uint64_t bytes = 0;
@@ -135,7 +135,7 @@ class content_comparer {
     }
   }
 
-  /// Reads and compares what was added.
+  /// Reads and compares the added elements.
   void read() {
     a_.read();
     b_.read();
@@ -164,7 +164,8 @@ class content_comparer {
 
 }  // namespace detail
 
-/// All tensors of both, by name. @throws as `llmmem::load_checkpoint`: what is damaged is not compared.
+/// Compares all tensors of both, by name. @throws as `llmmem::load_checkpoint`: damaged ones are not
+/// compared.
 [[nodiscard]] inline std::vector<tensor_difference> compare_checkpoints(
     const compared_checkpoint& a, const compared_checkpoint& b, std::FILE* notes,
     std::uint64_t window_bytes = diff_window_bytes) {

@@ -1,5 +1,5 @@
 /// @file
-/// `copy` and `compact`: a checkpoint brought elsewhere as it is, and one that becomes whole where it is.
+/// `copy` and `compact`: copy a checkpoint to another folder, and make one full in its own folder.
 #pragma once
 
 #include <llmmem/checkpoint/copy.hpp>
@@ -24,13 +24,13 @@
 
 namespace checkpoint_tool {
 
-/// What became of a checkpoint that was copied.
+/// The outcome of a copy.
 struct folding {
   std::string from{};  ///< folder of checkpoints
   llmmem::checkpoint_id from_id{};
   own_share from_share{};
   std::string to{};
-  llmmem::checkpoint_id to_id{};  ///< the same in the same folder: there was nothing to do
+  llmmem::checkpoint_id to_id{};  ///< the same id in the same folder means that there was nothing to do
   std::uint64_t files = 0;
   std::uint64_t bytes = 0;
 
@@ -39,7 +39,7 @@ struct folding {
 
 namespace detail {
 
-/// Tells of a copy how far it has come, and never stops it.
+/// Reports the progress of a copy, and never stops it.
 class copy_meter {
  public:
   copy_meter(std::FILE* notes, const llmmem::found_checkpoint& what)
@@ -53,7 +53,7 @@ class copy_meter {
   progress meter_;
 };
 
-/// LATEST, and nothing is removed.
+/// Updates LATEST, and removes nothing.
 inline void hint_at_newest(llmmem::checkpoint_folder<storage_type>& folder, std::FILE* notes) {
   try {
     constexpr std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
@@ -73,7 +73,7 @@ inline void hint_at_newest(llmmem::checkpoint_folder<storage_type>& folder, std:
 }  // namespace detail
 
 /// Copies a checkpoint to another folder, under its own name.
-/// @throws llmmem::argument_error  when that folder has one of its generation.
+/// @throws llmmem::argument_error  if that folder has a checkpoint of its generation.
 [[nodiscard]] inline folding copy_to(const checkpoint_reference& from, const std::string& to,
                                      std::FILE* notes) {
   const auto source = open_folder(from.folder);
@@ -86,8 +86,8 @@ inline void hint_at_newest(llmmem::checkpoint_folder<storage_type>& folder, std:
   return detail::folding_of(*source, what, target, done.copy.id);
 }
 
-/// Folds the newest checkpoint of a folder into a whole one, if it is not.
-/// @throws llmmem::io_error  when another process has the lock.
+/// Folds the newest checkpoint of a folder into a full one, unless it already is.
+/// @throws llmmem::io_error  if another process has the lock.
 [[nodiscard]] inline folding compact(storage_type& storage, std::FILE* notes) {
   const std::vector<llmmem::checkpoint_id> all = list_checkpoints(storage);
   if (all.empty()) throw llmmem::io_error(storage.path("") + ": there is no checkpoint in it");

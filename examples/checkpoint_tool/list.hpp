@@ -1,5 +1,5 @@
 /// @file
-/// `list`: what lies in a folder of checkpoints.
+/// `list`: the contents of a folder of checkpoints.
 #pragma once
 
 #include <llmmem/checkpoint/names.hpp>
@@ -23,11 +23,11 @@
 
 namespace checkpoint_tool {
 
-/// A checkpoint, and why it is not whole if it is not: its files are there and as long as they must be.
+/// A checkpoint, and the reason if it is incomplete: a file is missing or has the wrong length.
 struct listed_checkpoint {
   llmmem::checkpoint_id id{};
-  std::optional<llmmem::checkpoint_manifest> manifest{};  ///< if it can be read
-  std::string why{};                                      ///< empty: it is whole
+  std::optional<llmmem::checkpoint_manifest> manifest{};  ///< if it is readable
+  std::string why{};                                      ///< empty if it is complete
 };
 
 /// A folder, the newest checkpoint first.
@@ -47,7 +47,7 @@ struct listing {
   }
 };
 
-/// @throws llmmem::storage_error  when the folder cannot be listed.
+/// @throws llmmem::storage_error  if the folder cannot be listed.
 [[nodiscard]] inline listing list_folder(storage_type& storage) {
   listing all{storage.path(""), {}, {}};
   for (const llmmem::checkpoint_id& id : list_checkpoints(storage)) {
@@ -68,7 +68,7 @@ struct listing {
   return all;
 }
 
-/// What a left-over name was.
+/// Describes a left-over name.
 [[nodiscard]] inline std::string_view left_over_text(std::string_view name) noexcept {
   if (name.starts_with(llmmem::checkpoint_names::draft)) return "in the making, or left by a crash";
   if (name.starts_with(llmmem::checkpoint_names::trash)) return "being removed, or left by a crash";

@@ -1,4 +1,4 @@
-// Looks at and works on a folder of checkpoints: see README.md beside this file.
+// Inspects and changes a folder of checkpoints: see README.md next to this file.
 #include <cstdio>
 #include <string>
 #include <vector>

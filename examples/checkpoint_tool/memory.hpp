@@ -1,5 +1,5 @@
 /// @file
-/// Memory that files are read into and written from, of a fixed size.
+/// Memory of a fixed size for reads and writes of files.
 #pragma once
 
 #include <llmmem/space/buffer.hpp>
@@ -13,7 +13,7 @@
 
 namespace checkpoint_tool {
 
-/// Bytes aligned as direct I/O asks.
+/// Bytes aligned for direct I/O.
 class file_memory {
  public:
   explicit file_memory(std::uint64_t bytes)

@@ -1,5 +1,5 @@
 /// @file
-/// How far long work has come, told now and then.
+/// Progress reports of long work.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,12 +14,12 @@
 
 namespace checkpoint_tool {
 
-/// Says every few seconds how many bytes are done. One thread.
+/// Reports every few seconds how many bytes are done. One thread.
 class progress {
  public:
   using clock = std::chrono::steady_clock;
 
-  /// @param what  is being done: "verifying step-...".
+  /// @param what  the work, such as "verifying step-...".
   progress(std::FILE* to, std::string what, std::uint64_t total,
            clock::duration every = std::chrono::seconds(2))
       : to_(to), what_(std::move(what)), total_(total), every_(every), told_(clock::now()) {}

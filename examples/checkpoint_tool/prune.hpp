@@ -1,5 +1,5 @@
 /// @file
-/// `prune`: checkpoints that need not stay go.
+/// `prune`: removes checkpoints that need not stay.
 #pragma once
 
 #include <llmmem/checkpoint/folder.hpp>
@@ -25,7 +25,7 @@
 
 namespace checkpoint_tool {
 
-/// A checkpoint, and what becomes of it.
+/// A checkpoint, and what happens to it.
 struct pruned_checkpoint {
   llmmem::checkpoint_id id{};
   std::uint64_t bytes = 0;                 ///< of its own files
@@ -33,7 +33,7 @@ struct pruned_checkpoint {
   enum class fate : std::uint8_t {
     stays,
     goes,
-    not_whole,  ///< stays: it is somebody's to look into
+    not_whole,  ///< stays, for a person to examine
   } what = fate::stays;
 };
 
@@ -57,13 +57,14 @@ struct pruning {
   }
 };
 
-/// What would become of the checkpoints: as `checkpoint_folder::removable`, and without its lock.
+/// Plans what happens to the checkpoints: as `checkpoint_folder::removable`, without its lock.
 [[nodiscard]] inline pruning plan_pruning(storage_type& storage,
                                           const llmmem::keep_last_and_every& retention) {
   const listing all = list_folder(storage);
   pruning plan{all.folder, {}, all.left_over, true};
   std::uint64_t newer = 0;
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> needs;  // who stays, and whom it refers to: older ones
+  // A remaining generation, and an older one that it refers to.
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> needs;
   for (const listed_checkpoint& each : all.checkpoints) {
     const own_share share = each.manifest ? share_of(*each.manifest) : own_share{};
     pruned_checkpoint one{each.id, share.own_bytes, {}};
@@ -87,14 +88,14 @@ struct pruning {
   return plan;
 }
 
-/// Removes what need not stay. @throws llmmem::io_error  when another process has the lock.
+/// Removes what need not stay. @throws llmmem::io_error if another process has the lock.
 [[nodiscard]] inline pruning prune(storage_type& storage, const llmmem::keep_last_and_every& retention) {
-  pruning plan = plan_pruning(storage, retention);  // sizes, and what is left over
+  pruning plan = plan_pruning(storage, retention);  // sizes and remains
   llmmem::checkpoint_folder<storage_type> folder(storage);
   const std::vector<llmmem::checkpoint_id> gone = folder.tidy(retention);
   plan.is_dry = false;
   for (pruned_checkpoint& each : plan.checkpoints) {
-    // Somebody may have committed in between: what was removed is what counts.
+    // Another process may have committed in between, so the removed checkpoints count.
     const bool went = std::find(gone.begin(), gone.end(), each.id) != gone.end();
     if (went) each.what = pruned_checkpoint::fate::goes;
     if (!went && each.what == pruned_checkpoint::fate::goes) each.what = pruned_checkpoint::fate::stays;
@@ -113,7 +114,7 @@ struct pruning {
   for (const pruned_checkpoint& each : plan.checkpoints) {
     const std::string_view what = each.what == fate::stays ? "stays"
                                   : each.what == fate::not_whole
-                                      ? "not whole: left as it is, verify tells why"
+                                      ? "incomplete: left as it is, verify shows why"
                                   : plan.is_dry ? "would go"
                                                 : "is gone";
     text += fmt::format("  {:<26}{:>11}  {}", folder_name(each.id), bytes_shown(each.bytes), what);

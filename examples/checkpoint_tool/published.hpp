@@ -1,5 +1,5 @@
 /// @file
-/// A folder as Hugging Face publishes it, in the place of a folder of checkpoints: an index and its shards.
+/// A folder in Hugging Face's format, in place of a folder of checkpoints: an index and its shards.
 #pragma once
 
 #include <llmmem/checkpoint/safetensors_folder.hpp>
@@ -30,7 +30,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// Its files, and with `with_tensors` what is in them.
+/// Its files, and their tensors if `with_tensors` is set.
 [[nodiscard]] inline std::string published_report(const std::string& folder,
                                                   const llmmem::found_checkpoint& model, bool with_tensors) {
   const llmmem::checkpoint_manifest& manifest = model.manifest;

@@ -1,5 +1,5 @@
 /// @file
-/// Which files a checkpoint becomes when other ranks are to have it.
+/// The files of a checkpoint for other ranks.
 #pragma once
 
 #include <llmmem/checkpoint/file_plan.hpp>
@@ -29,7 +29,7 @@
 
 namespace checkpoint_tool {
 
-/// What ranks a checkpoint is made for.
+/// The ranks that a checkpoint is made for.
 struct reshard_options {
   std::uint32_t world = 1;
   partition_kind partition = partition_kind::flat;
@@ -37,13 +37,13 @@ struct reshard_options {
   std::optional<std::string> tensor_prefix{};
 };
 
-/// Where the bytes of a file's span come from.
+/// The source of the bytes of a file's span.
 struct span_source {
   const llmmem::checkpoint_tensor* tensor = nullptr;
   llmmem::element_runs part{};
 };
 
-/// What one rank writes. Spans of files name sources by their place.
+/// The files that one rank writes. Spans of files name sources by their index.
 struct rank_files {
   llmmem::file_plan plan{};
   std::vector<span_source> sources{};
@@ -66,7 +66,7 @@ inline void take_numbers(std::string_view& text, std::string_view before) {
   text = text.substr(0, first);
 }
 
-/// A partition of any kind: what rank `rank` writes of tensor `tensor`.
+/// A partition of any kind: the elements that rank `rank` writes of tensor `tensor`.
 class rank_parts {
  public:
   rank_parts(const std::vector<const llmmem::checkpoint_tensor*>& tensors, const reshard_options& options)
@@ -77,7 +77,7 @@ class rank_parts {
 
   [[nodiscard]] llmmem::element_runs of(std::uint32_t tensor, std::uint64_t elements,
                                         std::uint32_t rank) const {
-    // No byte is cut: one rank, by turns, has all of a tensor whose elements share bytes.
+    // No byte is cut: the ranks alternately take tensors whose elements share bytes.
     if (is_packed_[tensor]) {
       return tensor % world_ == rank ? llmmem::element_runs::all_of(elements) : llmmem::element_runs{};
     }
@@ -116,7 +116,7 @@ class rank_parts {
   std::vector<bool> is_packed_{};
 };
 
-/// Extras go with the first rank, each under the name it has: `rank.2/...` though there be no such rank.
+/// The first rank takes all extras under their names, even if there is no rank 2 for `rank.2/...`.
 inline void add_extras(rank_files& to, const llmmem::checkpoint_manifest& from, std::uint32_t world) {
   std::vector<llmmem::safetensors_tensor> stored;
   std::vector<const llmmem::checkpoint_tensor*> extras;
@@ -154,7 +154,7 @@ inline void add_extras(rank_files& to, const llmmem::checkpoint_manifest& from, 
 }  // namespace detail
 
 /// The group of tensors that a file is named after: `optimizer` of
-/// `optimizer-rank-00001-of-00004-00002-of-00003.safetensors`. Manifests do not tell it.
+/// `optimizer-rank-00001-of-00004-00002-of-00003.safetensors`. Manifests do not have it.
 [[nodiscard]] inline std::string group_of(std::string_view file) {
   constexpr std::string_view end = ".safetensors";
   if (!file.ends_with(end)) return "model";
@@ -170,7 +170,7 @@ inline void add_extras(rank_files& to, const llmmem::checkpoint_manifest& from, 
   return is_good ? std::string(shorter) : "model";
 }
 
-/// The files of each rank. @throws llmmem::argument_error  when no tensor's name begins with the prefix.
+/// The files of each rank. @throws llmmem::argument_error if no tensor's name begins with the prefix.
 [[nodiscard]] inline std::vector<rank_files> plan_reshard(const llmmem::checkpoint_manifest& from,
                                                           const reshard_options& options) {
   std::vector<const llmmem::checkpoint_tensor*> tensors;

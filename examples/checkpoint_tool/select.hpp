@@ -1,5 +1,5 @@
 /// @file
-/// Which folder, and which checkpoint of it, is meant.
+/// Finds the folder and the checkpoint that the user names.
 #pragma once
 
 #include <llmmem/checkpoint/manifest.hpp>
@@ -32,7 +32,7 @@ namespace checkpoint_tool {
 
 using storage_type = llmmem::posix_storage<>;
 
-/// Whether a folder has a model as Hugging Face publishes it, by its index or its one file, and no
+/// Returns whether a folder has a model in Hugging Face's format, by its index or its single file, and no
 /// checkpoint.
 [[nodiscard]] inline bool is_published(const std::string& path) {
   std::error_code none;
@@ -46,22 +46,22 @@ using storage_type = llmmem::posix_storage<>;
   return true;
 }
 
-/// A folder that is there. @throws llmmem::storage_error
+/// Opens an existing folder. @throws llmmem::storage_error
 [[nodiscard]] inline std::unique_ptr<storage_type> open_folder(const std::string& path) {
   llmmem::posix_storage_options options;
   options.missing = llmmem::missing_root::refuse;
-  // In the hub's cache files are links.
+  // Files in the hub's cache are links.
   if (is_published(path)) options.links = llmmem::symbolic_links::follow;
   return std::make_unique<storage_type>(path, options);
 }
 
-/// A folder of checkpoints, and which of them if that is told.
+/// A folder of checkpoints, and one of them if the user names it.
 struct checkpoint_reference {
   std::string folder;
   std::optional<std::string> which;
 };
 
-/// `DIR`, `DIR/NAME` or `DIR/STEP`. What is a folder and no checkpoint's name is a folder.
+/// `DIR`, `DIR/NAME` or `DIR/STEP`. A folder without a checkpoint's name is a folder of checkpoints.
 [[nodiscard]] inline checkpoint_reference read_reference(std::string_view text) {
   while (text.size() > 1 && text.back() == '/')
     text.remove_suffix(1);
@@ -74,8 +74,8 @@ struct checkpoint_reference {
   return {std::string(text), std::nullopt};
 }
 
-/// A reference, and apart from it which checkpoint.
-/// @throws usage_error  when both say which.
+/// A reference, and the checkpoint if it is given separately.
+/// @throws usage_error  if both name a checkpoint.
 [[nodiscard]] inline checkpoint_reference read_reference(std::string_view text,
                                                          const std::optional<std::string>& which) {
   checkpoint_reference all = read_reference(text);
@@ -87,9 +87,9 @@ struct checkpoint_reference {
   return all;
 }
 
-/// What is told by a step, the newest of that step, or by a name.
-/// @throws usage_error       when it is neither.
-/// @throws llmmem::io_error  when there is none such.
+/// Finds a checkpoint by its step, which means the newest of that step, or by its name.
+/// @throws usage_error       if the text is neither.
+/// @throws llmmem::io_error  if there is no such checkpoint.
 [[nodiscard]] inline llmmem::checkpoint_id find_id(storage_type& storage, const std::string& which) {
   const auto named = llmmem::read_folder_name(which);
   const auto step = example::parse_count(which);
@@ -114,13 +114,13 @@ struct checkpoint_reference {
                   : (named ? "it has " : "it has steps ") + there + (all.size() > most ? ", ..." : "")));
 }
 
-/// Whether a checkpoint still is there: a run may remove what is being looked at.
+/// Returns whether a checkpoint still exists, because a run may remove it meanwhile.
 [[nodiscard]] inline bool is_there(storage_type& storage, const llmmem::checkpoint_id& id) {
   const std::vector<llmmem::checkpoint_id> now = list_checkpoints(storage);
   return std::find(now.begin(), now.end(), id) != now.end();
 }
 
-/// A checkpoint's manifest, nothing else looked at.
+/// Reads a checkpoint's manifest, and nothing else.
 /// @throws llmmem::storage_error, llmmem::format_error
 [[nodiscard]] inline llmmem::found_checkpoint read_checkpoint(storage_type& storage,
                                                               const llmmem::checkpoint_id& id) {
@@ -140,8 +140,8 @@ struct checkpoint_reference {
   return found;
 }
 
-/// The newest one whose files are there, as long as they must be.
-/// @throws llmmem::io_error  when there is none.
+/// Finds the newest checkpoint whose files exist with their lengths.
+/// @throws llmmem::io_error  if there is none.
 [[nodiscard]] inline llmmem::found_checkpoint newest_whole(storage_type& storage) {
   llmmem::checkpoint_search search = find_checkpoint(storage, llmmem::verification::sizes);
   if (search.found) return std::move(*search.found);
@@ -152,7 +152,7 @@ struct checkpoint_reference {
   throw llmmem::io_error(text);
 }
 
-/// One whose tensors are to be read.
+/// Opens a checkpoint whose tensors will be read.
 [[nodiscard]] inline llmmem::found_checkpoint open_whole(storage_type& storage,
                                                          const std::optional<std::string>& which) {
   if (!which && is_published(storage.path(""))) return llmmem::open_safetensors_folder(storage);

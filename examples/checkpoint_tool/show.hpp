@@ -1,5 +1,5 @@
 /// @file
-/// `show`: what a checkpoint says of itself.
+/// `show`: the contents of a checkpoint's manifest.
 #pragma once
 
 #include <llmmem/checkpoint/manifest.hpp>
@@ -29,7 +29,7 @@ namespace detail {
   return text + '\n';
 }
 
-/// How many chunks a checkpoint takes from each stored file.
+/// The number of chunks that a checkpoint takes from each stored file.
 [[nodiscard]] inline std::vector<std::uint64_t> chunks_by_stored(
     const llmmem::checkpoint_manifest& manifest) {
   std::vector<std::uint64_t> counts(manifest.stored.size());

@@ -1,5 +1,5 @@
 /// @file
-/// Where the bytes of a checkpoint lie: in files of its own, or, of an incremental one, in earlier ones' too.
+/// Where the bytes of a checkpoint are: in its own files, or, if it is incremental, also in earlier ones.
 #pragma once
 
 #include <llmmem/checkpoint/manifest.hpp>
@@ -24,16 +24,16 @@
 
 namespace checkpoint_tool {
 
-/// How much of a checkpoint, or of a file of one, it wrote itself, and whom it needs for the rest.
+/// How much of a checkpoint, or of one of its files, is its own, and which checkpoints it needs for the rest.
 struct own_share {
   bool is_incremental = false;
   std::uint64_t chunks = 0;
-  std::uint64_t new_chunks = 0;            ///< of them, its own
-  std::uint64_t own_bytes = 0;             ///< what goes with its folder
+  std::uint64_t new_chunks = 0;            ///< its own chunks
+  std::uint64_t own_bytes = 0;             ///< bytes in its folder
   std::vector<std::uint64_t> refers_to{};  ///< generations, the oldest first
 };
 
-/// Chunks of a file that this checkpoint wrote itself.
+/// Counts the chunks of a file that this checkpoint wrote itself.
 [[nodiscard]] inline std::uint64_t new_chunks_of(const llmmem::checkpoint_manifest& manifest,
                                                  const llmmem::checkpoint_file& file) {
   if (file.runs.empty()) return file.chunks.size();
@@ -71,14 +71,14 @@ struct own_share {
   return text;
 }
 
-/// `incremental: 12 of 400 chunks new (48.0 MiB), refers to g3, g7`. @pre it is
+/// `incremental: 12 of 400 chunks new (48.0 MiB), refers to g3, g7`. @pre the checkpoint is incremental
 [[nodiscard]] inline std::string share_text(const own_share& share) {
   return fmt::format("incremental: {} of {} chunks new ({}), refers to {}", share.new_chunks, share.chunks,
                      bytes_shown(share.own_bytes),
                      share.refers_to.empty() ? "no other" : generations_text(share.refers_to));
 }
 
-/// Members of an object that say the same.
+/// The same as members of an object.
 [[nodiscard]] inline std::string share_json(const own_share& share) {
   return fmt::format(
       R"("incremental": {}, "chunks": {}, "new_chunks": {}, "own_bytes": {}, "refers_to": [{}])",
@@ -91,17 +91,17 @@ struct own_share {
   return folder_name(llmmem::checkpoint_id{in.step, in.generation}) + "/" + in.name;
 }
 
-/// A file of a checkpoint, whatever stored files its chunks are in.
+/// A file of a checkpoint, with chunks in any stored files.
 class stored_file {
  public:
-  /// Where bytes lie. `in` is empty: in the file itself.
+  /// The place of bytes. If `in` is empty, they are in the file itself.
   struct place {
     std::string_view in{};
     std::uint64_t offset = 0;  ///< there
-    std::uint64_t bytes = 0;   ///< that follow there
+    std::uint64_t bytes = 0;   ///< bytes from there on
   };
 
-  /// Opens what it can; `troubles` has the rest. @param found  outlives this, and has `file`.
+  /// Opens all files that it can; `troubles` has the others. @param found outlives this, and has `file`.
   stored_file(storage_type& storage, const llmmem::found_checkpoint& found,
               const llmmem::checkpoint_file& file)
       : file_(&file), chunk_bytes_(found.manifest.chunk_bytes), inputs_(found.manifest.stored.size() + 1) {
@@ -116,7 +116,7 @@ class stored_file {
     }
   }
 
-  /// What is not there, or not as long as it must be.
+  /// Files that are missing, or have the wrong length.
   [[nodiscard]] const std::vector<std::string>& troubles() const noexcept { return troubles_; }
 
   [[nodiscard]] place find(std::uint64_t offset) const { return find_run(offset).second; }
@@ -134,7 +134,7 @@ class stored_file {
 
  private:
   struct stored_input {
-    std::string name{};  // of a file that is not this file itself
+    std::string name{};  // of another file than this one
     std::optional<storage_type::input> input{};
   };
 
@@ -167,7 +167,7 @@ class stored_file {
 
   const llmmem::checkpoint_file* file_;
   std::uint64_t chunk_bytes_;
-  std::vector<stored_input> inputs_;  // by their numbers in the manifest; behind them the file itself
+  std::vector<stored_input> inputs_;  // by their numbers in the manifest, followed by the file itself
   std::vector<std::string> troubles_{};
 };
 

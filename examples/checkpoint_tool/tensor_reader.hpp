@@ -1,5 +1,5 @@
 /// @file
-/// Reads elements of many tensors of a checkpoint at once, verified, into memory that the caller has.
+/// Reads elements of many tensors of a checkpoint at once, verified, into the caller's memory.
 #pragma once
 
 #include <llmmem/checkpoint/load.hpp>
@@ -26,13 +26,13 @@ using llmmem::element_unit;
 using llmmem::runs_between;
 using llmmem::whole_byte_unit;
 
-/// Collects what is wanted, then reads all of it in one go.
+/// Collects requests, then reads all of them at once.
 class tensor_reader {
  public:
   tensor_reader(storage_type& storage, const llmmem::found_checkpoint& from)
       : loader_(storage, from, {.verify = how_to_read(from), .sink = llmmem::sink_calls::by_readers}) {}
 
-  /// Asks for bytes of a part of a tensor, from byte `offset` of the part on, as many as `into` has.
+  /// Requests the bytes of a tensor's part from byte `offset` on, as many as `into` has.
   void want(const llmmem::checkpoint_tensor& tensor, const llmmem::element_runs& part, std::uint64_t offset,
             std::span<std::byte> into) {
     for (const llmmem::part_slice& each : llmmem::slices_of(tensor.type, part, offset, into, tensor.name)) {
@@ -41,8 +41,8 @@ class tensor_reader {
     }
   }
 
-  /// Reads all that was asked for, and forgets it. @throws as `llmmem::load_checkpoint`.
-  /// @return bytes that were read of files.
+  /// Reads all requested bytes, and drops the requests. @throws as `llmmem::load_checkpoint`.
+  /// @return bytes read from files.
   std::uint64_t read() {
     const auto sink = [&](std::uint32_t i, std::uint64_t offset, std::span<const std::byte> bytes) {
       places_[i].take(offset, bytes);

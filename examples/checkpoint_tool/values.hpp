@@ -14,7 +14,7 @@
 
 namespace checkpoint_tool {
 
-/// Element `i` of values that lie one behind the other, the first in the lowest bits.
+/// Returns element `i` of consecutive values, the first in the lowest bits.
 /// @pre bits is at most 64
 [[nodiscard]] inline std::uint64_t element_bits(std::span<const std::byte> values, std::uint64_t bits,
                                                 std::uint64_t i) noexcept {
@@ -39,12 +39,12 @@ struct float_format {
   int bias = 0;
   enum class specials : std::uint8_t {
     ieee,        ///< the highest exponent is infinity and NaN
-    all_ones,    ///< all ones is NaN, nothing is infinite
-    minus_zero,  ///< what would be minus zero is NaN, nothing is infinite
+    all_ones,    ///< all ones is NaN, and no value is infinite
+    minus_zero,  ///< minus zero is NaN, and no value is infinite
   } special = specials::ieee;
 };
 
-/// The format of a type whose elements have at most 16 bits, if it is a float's.
+/// Returns the format of a float type of at most 16 bits, if it is one.
 [[nodiscard]] constexpr std::optional<float_format> narrow_format(llmmem::safetensors_type type) noexcept {
   using enum llmmem::safetensors_type;
   switch (type) {
@@ -89,13 +89,13 @@ struct float_format {
   return sign * std::ldexp(static_cast<double>(whole), power);
 }
 
-/// Whether elements of a type are compared as numbers: real floats of a byte or more.
+/// Returns whether elements of a type are compared as numbers: real floats of a byte or more.
 [[nodiscard]] constexpr bool is_float(llmmem::safetensors_type type) noexcept {
   return narrow_format(type) || type == llmmem::safetensors_type::f32 ||
          type == llmmem::safetensors_type::f64;
 }
 
-/// What the bits of an element mean. @pre is_float(type)
+/// Returns the value of an element's bits. @pre is_float(type)
 [[nodiscard]] inline double float_value(llmmem::safetensors_type type, std::uint64_t bits) noexcept {
   if (type == llmmem::safetensors_type::f64) return std::bit_cast<double>(bits);
   if (type == llmmem::safetensors_type::f32)

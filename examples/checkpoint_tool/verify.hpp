@@ -1,5 +1,5 @@
 /// @file
-/// `verify`: every byte of a checkpoint held to its checksum, every header to the manifest.
+/// `verify`: checks every byte of a checkpoint by its checksums, and every header by the manifest.
 #pragma once
 
 #include <llmmem/checkpoint/file_plan.hpp>
@@ -33,16 +33,16 @@
 
 namespace checkpoint_tool {
 
-/// Something that is not as it must be.
+/// A fault.
 struct damage {
-  std::string file{};  ///< of the checkpoint; empty: it is of a tensor
+  std::string file{};  ///< a file of the checkpoint; empty: the fault is a tensor's
   std::string tensor{};
-  std::optional<std::pair<std::uint64_t, std::uint64_t>> bytes{};  ///< of where they lie: from, up to
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> bytes{};  ///< their place: from, up to
   std::string why{};
-  std::string stored{};  ///< in which other file those bytes lie; empty: in the file itself
+  std::string stored{};  ///< the other file that has those bytes; empty: the file itself
 };
 
-/// What was found of a checkpoint.
+/// The verdict on a checkpoint.
 struct verdict {
   llmmem::checkpoint_id id{};
   std::uint64_t files = 0;
@@ -52,7 +52,7 @@ struct verdict {
   [[nodiscard]] bool is_complete() const noexcept { return damages.empty(); }
 };
 
-/// Looks at one checkpoint; whatever is wrong is in the verdict.
+/// Verifies one checkpoint; the verdict has all faults.
 class verifier {
  public:
   verifier(storage_type& storage, llmmem::checkpoint_id id, llmmem::verification how, std::FILE* notes)
@@ -93,11 +93,11 @@ class verifier {
     result_.damages.push_back({file.name, {}, std::nullopt, std::move(why)});
   }
 
-  /// Chunks that are damaged and adjoin are one damage.
+  /// Adjacent damaged chunks are one fault.
   void check_bytes(const llmmem::checkpoint_file& file, const stored_file& input, progress& meter) {
     const std::uint64_t chunk_bytes = found_.manifest.chunk_bytes;
     file_memory memory(std::min(file.bytes, chunk_bytes));
-    std::optional<std::pair<std::uint64_t, std::uint64_t>> bad;  // where they lie
+    std::optional<std::pair<std::uint64_t, std::uint64_t>> bad;  // their place
     std::string bad_in;
     const auto tell = [&] {
       if (!bad) return;
@@ -129,7 +129,7 @@ class verifier {
     tell();
   }
 
-  /// The header of a safetensors file, and the manifest's pieces of it, are the same tensors.
+  /// Checks that a safetensors header and the manifest's pieces have the same tensors.
   void check_header(std::uint32_t number, const stored_file& input) {
     const llmmem::checkpoint_file& file = found_.manifest.files[number];
     std::map<std::string_view, std::pair<const llmmem::checkpoint_tensor*, const llmmem::checkpoint_piece*>>
@@ -174,7 +174,7 @@ class verifier {
     }
   }
 
-  /// The pieces of a tensor have all its elements.
+  /// Checks that the pieces of a tensor have all its elements.
   void check_cover(const llmmem::checkpoint_tensor& tensor) {
     const llmmem::tensor_id first{0};
     const llmmem::tensor_facts facts[] = {{tensor.name, llmmem::tensor_shape::of(tensor.shape), 1}};

@@ -1,5 +1,5 @@
 /// @file
-/// What the examples' programs have in common: how they read a command line, use files, and end.
+/// The common parts of the examples' programs: command lines, files and exit statuses.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -30,18 +30,18 @@ namespace example {
 
 enum class exit_status : int { success = 0, failure = 1, wrong_usage = 2 };
 
-/// The command line asks for something that cannot be: exit status 2.
+/// The command line is invalid: exit status 2.
 class usage_error : public llmmem::error {
  public:
   using error::error;
 };
 
-/// Lets `app` read `arguments`, the program's name left out.
-/// @return the help text where it was asked for.
+/// Lets `app` read `arguments`, without the program's name.
+/// @return the help text if it was requested.
 /// @throws usage_error
 [[nodiscard]] inline std::optional<std::string> parse(CLI::App& app, std::vector<std::string> arguments) {
   try {
-    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the end
     app.parse(arguments);
   } catch (const CLI::CallForHelp&) {
     return app.help();
@@ -51,12 +51,12 @@ class usage_error : public llmmem::error {
   return std::nullopt;
 }
 
-/// An option and what was given for it, as a `usage_error` begins: `--seed "x"`.
+/// Returns an option and its value, as a `usage_error` begins: `--seed "x"`.
 [[nodiscard]] inline std::string given(std::string_view option, std::string_view text) {
   return fmt::format("{} \"{}\"", option, printable(text, 40));
 }
 
-/// @throws usage_error  with the option, what was given and what would be right.
+/// @throws usage_error  with the option, its value and valid ones.
 [[nodiscard]] inline std::uint64_t usage_count(std::string_view option, std::string_view text,
                                                std::uint64_t least, std::uint64_t most) {
   const auto value = parse_count(text);
@@ -67,7 +67,7 @@ class usage_error : public llmmem::error {
   return *value;
 }
 
-/// Counts by name, `host=8,file=64`: each name once, in any order.
+/// Reads counts by name, `host=8,file=64`: each name once, in any order.
 /// @return the counts, in the order of `names`.
 /// @throws usage_error  for an unknown name, one that occurs twice, and one that is missing.
 template <std::size_t Count>
@@ -98,7 +98,7 @@ template <std::size_t Count>
   return counts;
 }
 
-/// A seed: any number will do, 0 too.
+/// Reads a seed: any number, also 0.
 /// @throws usage_error
 [[nodiscard]] inline std::uint64_t usage_seed(std::string_view text) {
   return usage_count("--seed", text, 0, std::numeric_limits<std::uint64_t>::max());
@@ -106,7 +106,7 @@ template <std::size_t Count>
 
 using file_handle = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 
-/// `path: cannot <what> it:` and what `errno` says.
+/// Returns `path: cannot <what> it:` with the reason of `errno`.
 [[nodiscard]] inline llmmem::system_error file_error(std::string_view path, std::string_view what) {
   const std::string reason = std::generic_category().message(errno);
   return llmmem::system_error(fmt::format("{}: cannot {} it: {}", printable(path, 512), what, reason));
@@ -126,15 +126,15 @@ inline void write(std::FILE* to, std::string_view text, std::string_view name) {
   }
 }
 
-/// What a program is called, and what to say when memory does not suffice.
+/// A program's name, and its text for a lack of memory.
 struct program {
   std::string_view name;
   std::string_view too_large;
 };
 
-/// Runs a program. What is thrown becomes one line on `notes` and an exit status.
-/// @param parse  gives for the arguments what was asked, and the help text if that is wanted instead.
-/// @param work   does what was asked.
+/// Runs a program. An exception becomes one line on `notes` and an exit status.
+/// @param parse  returns the parsed arguments, or the help text if that was requested.
+/// @param work   does the work.
 template <class Parse, class Work>
 [[nodiscard]] exit_status run(const program& which, const std::vector<std::string>& arguments, std::FILE* out,
                               std::FILE* notes, Parse&& parse, Work&& work) {

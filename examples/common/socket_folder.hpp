@@ -15,13 +15,13 @@
 
 namespace example {
 
-/// @throws llmmem::system_error  with `what` and what `errno` says.
+/// @throws llmmem::system_error  with `what` and the reason of `errno`.
 [[noreturn]] inline void throw_errno(std::string_view what) {
   throw llmmem::system_error(fmt::format("{}: {}", what, std::generic_category().message(errno)));
 }
 
-/// Is made with this, and removed with all that is in it; by a child that was forked meanwhile, too, so that
-/// children end by `_exit`.
+/// Creates the folder, and removes it with its contents at the end. A forked child's destructor would, too,
+/// so children end by `_exit`.
 class socket_folder {
  public:
   /// @throws llmmem::system_error

@@ -1,5 +1,5 @@
 /// @file
-/// Where a program's output goes, which may be full, closed or nowhere.
+/// A program's standard descriptors, which may be full, closed or missing.
 #pragma once
 
 #include <fcntl.h>
@@ -12,19 +12,20 @@
 
 namespace example {
 
-/// Standard descriptors that the program was started without: no file, pipe or socket is to get their
-/// numbers, and with them what is meant for people. Writing to one fails as before. First thing in `main`.
+/// Reserves the standard descriptors that the program was started without, so that no file, pipe or socket
+/// gets their numbers, and with them the output for people. Writes to one fail as before. Call it first in
+/// `main`.
 inline void hold_standard_descriptors() noexcept {
   for (int number = 0; number <= 2; ++number) {
     if (::fcntl(number, F_GETFD) >= 0 || errno != EBADF) continue;
-    // The lowest number that is free is this one; nothing is closed in a program that has just begun.
+    // The lowest free number is this one, because a program that has just begun has closed nothing.
     static_cast<void>(::open("/dev/null", number == 0 ? O_WRONLY : O_RDONLY));
   }
 }
 
-/// Last thing in `main` of a program that prints as it goes: an exit status of success only where all that
-/// was printed is written.
-/// @param status  that the program ends with otherwise
+/// Call it last in `main` of a program that prints during its work: returns success only if all output was
+/// written.
+/// @param status  the exit status otherwise
 [[nodiscard]] inline int after_printing(const char* program, int status) {
   const bool is_flushed = std::fflush(stdout) == 0;
   if (is_flushed && std::ferror(stdout) == 0) return status;

@@ -1,5 +1,5 @@
 /// @file
-/// What a program tells while it works, where nobody may be there to hear it.
+/// Notes of a program during its work, which may have no reader.
 #pragma once
 
 #include <fmt/format.h>
@@ -11,12 +11,12 @@
 
 namespace example {
 
-/// Tells something that the work does not depend on: a full disk, or a closed terminal, does not end it.
+/// Writes a note that the work does not depend on: a full disk, or a closed terminal, does not end it.
 template <class... Values>
 void tell(std::FILE* to, fmt::format_string<Values...> text, Values&&... values) noexcept {
   try {
     fmt::print(to, text, std::forward<Values>(values)...);
-  } catch (...) {  // who could be told?
+  } catch (...) {  // no reader is left
   }
   static_cast<void>(std::fflush(to));
 }

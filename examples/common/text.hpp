@@ -16,8 +16,8 @@
 
 namespace example {
 
-/// `text` as it can be shown in a terminal: at most `limit` of its bytes, control and non-ASCII bytes, quotes
-/// and backslashes escaped. What was cut is marked by `...`.
+/// Returns `text` safe for a terminal: at most `limit` bytes, with control and non-ASCII bytes, quotes and
+/// backslashes escaped. `...` marks a cut.
 [[nodiscard]] inline std::string printable(std::string_view text, std::size_t limit = 64) {
   std::string shown;
   for (const char c : text.substr(0, limit)) {
@@ -37,7 +37,7 @@ namespace example {
   return shown;
 }
 
-/// The part of `line` around `offset`, printable, with `...` where it was cut.
+/// Returns the part of `line` around `offset`, printable, with `...` at cuts.
 [[nodiscard]] inline std::string printable_around(std::string_view line, std::size_t offset) {
   constexpr std::size_t before = 24;
   constexpr std::size_t shown = 56;
@@ -46,7 +46,8 @@ namespace example {
   return (from > 0 ? "..." : "") + printable(line.substr(from), shown);
 }
 
-/// `text` as a JSON string with its quotes. Bytes that are not UTF-8 (a path may hold any) become U+FFFD.
+/// `text` as a JSON string with its quotes. Bytes that are not UTF-8, which a path may contain, become
+/// U+FFFD.
 [[nodiscard]] inline std::string json_string(std::string_view text) {
   const auto continuation = [&](std::size_t at) {
     return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0U) == 0x80;
@@ -87,7 +88,7 @@ namespace example {
   return text;
 }
 
-/// `value` with three significant digits and one of `units`, each `step` times the one before.
+/// `value` with three significant digits and one of `units`, each `step` times the previous one.
 template <std::size_t N>
 [[nodiscard]] std::string scaled(double value, double step, const std::array<const char*, N>& units) {
   std::size_t unit = 0;
@@ -113,8 +114,8 @@ template <std::size_t N>
   return text;
 }
 
-/// A count as a person types it: decimal digits and nothing else, or nothing when it is anything else or
-/// passes 2^64 - 1. (`strtoull` would take "-1", "0x10" and " 7".)
+/// Reads a count of decimal digits only; returns nothing for any other text or a number past 2^64 - 1.
+/// (`strtoull` would take "-1", "0x10" and " 7".)
 [[nodiscard]] inline std::optional<std::uint64_t> parse_count(std::string_view text) noexcept {
   if (text.empty()) return std::nullopt;
   std::uint64_t value = 0;

@@ -1,5 +1,5 @@
 /// @file
-/// The program: what it runs, what it prints.
+/// The program: its run and its output.
 #pragma once
 
 #include <llmmem/error.hpp>

@@ -1,5 +1,5 @@
 /// @file
-/// What the processes of the job tell each other outside the pool: which prompts are computed, and counts.
+/// The shared state of the job's processes outside the pool: the computed prompts, and counters.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -17,7 +17,7 @@
 
 namespace kv_pool_example {
 
-/// What one node did. Its restarted process goes on counting.
+/// The counters of one node. Its restarted process continues them.
 struct node_figures {
   std::atomic<std::uint64_t> requests{0};
   std::atomic<std::uint64_t> computed{0};  ///< tokens
@@ -25,7 +25,7 @@ struct node_figures {
   std::atomic<std::uint64_t> loaded{0};    ///< tokens from its own tiers
   std::atomic<std::uint64_t> fetched{0};   ///< tokens from other nodes
   std::atomic<std::uint64_t> served{0};    ///< blocks sent to other nodes
-  std::atomic<std::uint64_t> verified{0};  ///< blocks that came from tiers or nodes, each byte checked
+  std::atomic<std::uint64_t> verified{0};  ///< blocks from tiers or nodes, each byte of which was checked
   std::atomic<std::uint64_t> wrong{0};     ///< of these, blocks with a wrong byte
   std::atomic<std::uint32_t> starts{0};
   std::atomic<bool> is_alive{false};

@@ -1,5 +1,5 @@
 /// @file
-/// What `kv_pool` was asked to do.
+/// The command line of `kv_pool`.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -24,8 +24,8 @@ struct command_line {
   std::uint32_t decode = 2;   ///< processes that answer
   std::uint32_t requests = 200;
   std::uint32_t families = 4;            ///< system prompts that requests share
-  std::uint64_t block_bytes = 16384;     ///< of a block of 16 tokens
-  std::uint64_t host_blocks = 8192;      ///< of a node's host tier
+  std::uint64_t block_bytes = 16384;     ///< bytes of a block of 16 tokens
+  std::uint64_t host_blocks = 8192;      ///< blocks of a node's host tier
   std::optional<std::uint32_t> kill_at;  ///< answers after which the first prefill process is killed
   bool restarts = false;                 ///< whether a fresh process takes its seat
   std::uint64_t seed = 1;
@@ -34,7 +34,7 @@ struct command_line {
   [[nodiscard]] std::uint32_t nodes() const noexcept { return prefill + decode; }
 };
 
-/// Reads `arguments`, the program's name left out; the help text instead where it was asked for.
+/// Reads `arguments`, without the program's name; returns the help text if that was requested.
 /// @throws usage_error
 [[nodiscard]] inline std::pair<command_line, std::optional<std::string>> parse_command_line(
     std::vector<std::string> arguments) {
@@ -49,7 +49,8 @@ struct command_line {
   app.add_option("--decode", decode, "processes that answer (default: 2)")->type_name("N");
   app.add_option("--requests", requests, "to serve (default: 200)")->type_name("N");
   app.add_option("--families", families, "system prompts that requests share (default: 4)")->type_name("N");
-  app.add_option("--block-bytes", bytes, "keys and values of 16 tokens, a multiple of 64 (default: 16384)")
+  app.add_option("--block-bytes", bytes,
+                 "bytes of keys and values of 16 tokens, a multiple of 64 (default: 16384)")
       ->type_name("B");
   app.add_option("--host-blocks", blocks, "blocks of each node's host tier (default: 8192)")->type_name("N");
   app.add_option("--kill-at", kill,

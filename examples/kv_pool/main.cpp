@@ -1,4 +1,4 @@
-// Serves prompts with prefill and decode in different processes: see README.md beside this file.
+// Serves prompts with prefill and decode in different processes: see README.md next to this file.
 #include <cstdio>
 #include <string>
 #include <vector>

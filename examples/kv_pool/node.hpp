@@ -1,5 +1,5 @@
 /// @file
-/// One node: a cache, the tiers beneath it, and its place in the pool. This is the code an engine writes.
+/// One node: a cache, the tiers below it, and its part in the pool. An engine would write this code.
 #pragma once
 
 #include <llmmem/comm/socket_endpoint.hpp>
@@ -43,8 +43,8 @@ inline constexpr std::uint32_t answer_tokens = 32;
   return out;
 }
 
-/// A cache with tiers and a pool. The keys and values of a block are made up from the key of its prefix, so
-/// that each block that comes from elsewhere can be checked.
+/// A cache with tiers and a pool. The keys and values of a block follow from the key of its prefix, so that
+/// each block from elsewhere can be checked.
 class node {
  public:
   node(const command_line& asked, llmmem::socket_endpoint& end, node_figures& figures)
@@ -64,8 +64,8 @@ class node {
   void progress(std::uint64_t wait_ns = 0) { pool_.progress(wait_ns); }
   [[nodiscard]] std::uint32_t peers() const noexcept { return pool_.peers(); }
 
-  /// What is known of a prompt is matched, fetched and loaded, the rest is computed; `answer` tokens more are
-  /// generated. All of it is stored for others.
+  /// Matches, fetches and loads the known part of a prompt, computes the rest, generates `answer` more
+  /// tokens, and stores all of it for others.
   void serve(std::uint32_t number, std::uint32_t answer) {
     std::vector<llmmem::token_id> tokens = prompt_of(*asked_, number);
     const std::span<const llmmem::token_id> known = std::span(tokens).first(tokens.size() - 1);
@@ -103,7 +103,7 @@ class node {
     figures_->loaded += have - matched - from_nodes;
     figures_->computed += tokens.size() - have;
   }
-  /// Tells the board what the pool has counted.
+  /// Copies the pool's counters to the board.
   void report() noexcept {
     const std::uint64_t served = pool_.stats().served_blocks;
     figures_->served += served - reported_;
@@ -135,7 +135,7 @@ class node {
   [[nodiscard]] std::byte* bytes_of(llmmem::block_id block) noexcept {
     return memory_.data() + llmmem::to_index(block) * asked_->block_bytes;
   }
-  /// Stands for the kernels of a prefill.
+  /// Replaces the kernels of a prefill.
   void compute(llmmem::sequence_id sequence, const llmmem::kv_chain& chain, std::uint64_t first) {
     const auto table = cache_.blocks(sequence);
     for (std::uint64_t i = first; i < chain.keys().size(); ++i) {

@@ -1,5 +1,5 @@
 /// @file
-/// The job's processes: what each does, and the one that starts, kills and awaits them.
+/// The job's processes: their work, and the process that starts, kills and awaits them.
 #pragma once
 
 #include <llmmem/comm/socket_endpoint.hpp>
@@ -30,7 +30,7 @@ namespace detail {
 
 inline constexpr std::uint64_t moment_ns = 50'000;
 
-/// Computes the prompts that are its own, and then answers other nodes until the job is over.
+/// Computes this process's prompts, and then answers other nodes until the job is over.
 inline void prefill(const command_line& asked, board& shared, std::uint32_t seat, node& of) {
   for (std::uint32_t r = seat; r < asked.requests && !shared.is_over(); r += asked.prefill) {
     if (shared.at(r) != progress::waiting) continue;
@@ -41,7 +41,7 @@ inline void prefill(const command_line& asked, board& shared, std::uint32_t seat
   }
 }
 
-/// Answers its requests, each when its prompt is computed, or at once where the process that should is gone.
+/// Answers its requests, each when its prompt is computed, or at once if the responsible process is dead.
 inline void decode(const command_line& asked, board& shared, std::uint32_t seat, node& of) {
   for (std::uint32_t r = seat - asked.prefill; r < asked.requests; r += asked.decode) {
     const node_figures& prefills = shared.node(r % asked.prefill);
@@ -60,8 +60,8 @@ inline void live(const command_line& asked, board& shared, const std::string& fo
   node_figures& figures = shared.node(seat);
   node of(asked, end, figures);
   const bool is_first = figures.starts++ == 0;
-  // Waits for all nodes, so that runs can be compared; a process that takes a seat later begins with those
-  // present.
+  // Waits for all nodes, so that runs can be compared; a process that takes a seat later begins with the
+  // present nodes.
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(is_first ? 30 : 1);
   while (of.peers() + 1 < asked.nodes() && std::chrono::steady_clock::now() < limit) {
     of.progress(moment_ns);
@@ -73,7 +73,7 @@ inline void live(const command_line& asked, board& shared, const std::string& fo
   }
 }
 
-/// A process that is awaited.
+/// A child process.
 [[nodiscard]] inline pid_t start(const command_line& asked, board& shared, const std::string& folder,
                                  std::uint32_t seat) {
   std::fflush(nullptr);
@@ -99,7 +99,7 @@ inline void live(const command_line& asked, board& shared, const std::string& fo
 }  // namespace detail
 
 /// Runs the job to its end.
-/// @return whether every process that was not killed ended well.
+/// @return whether every process that was not killed succeeded.
 inline bool run_job(const command_line& asked, board& shared, std::FILE* notes) {
   const example::socket_folder folder;
   std::vector<pid_t> children;

@@ -1,5 +1,5 @@
 /// @file
-/// The program: what it was asked, what it runs, what it prints.
+/// The program: its arguments, its runs and its output.
 #pragma once
 
 #include <fmt/format.h>
@@ -39,7 +39,7 @@ struct command_line {
   bool json = false;
 };
 
-/// Reads `arguments`, the program's name left out; the help text instead where it was asked for.
+/// Reads `arguments`, without the program's name; returns the help text if that was requested.
 /// @throws usage_error
 [[nodiscard]] inline std::pair<command_line, std::optional<std::string>> parse_command_line(
     std::vector<std::string> arguments) {
@@ -61,7 +61,7 @@ struct command_line {
   app.add_option("--block-tokens", block, "of attention blocks (default: 16)")->type_name("N");
   app.add_option("--snapshot-tokens", snapshot, "from one state kept to the next (default: 512)")
       ->type_name("N");
-  app.add_option("--seed", seed, "of what is made up (default: 1)")->type_name("N");
+  app.add_option("--seed", seed, "seed of the generated requests (default: 1)")->type_name("N");
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
   if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
   if (model && *model != "all") {
@@ -91,7 +91,7 @@ struct command_line {
   return {asked, std::nullopt};
 }
 
-/// One way of carving, and what came of it.
+/// One scheme, and its result.
 struct finding {
   std::string model;
   scheme how;

@@ -1,4 +1,4 @@
-// Serves requests with layers of several kinds, and shows where the memory goes: see README.md beside this
+// Serves requests with layers of several kinds, and shows where the memory goes: see README.md next to this
 // file.
 #include <cstdio>
 #include <string>

@@ -1,5 +1,5 @@
 /// @file
-/// Layers of published models, and ways to carve memory for them.
+/// Layers of published models, and schemes that divide memory among them.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -15,8 +15,8 @@
 
 namespace layer_groups {
 
-/// Layers of one kind. For attention `bytes` is what a token leaves in one layer, for states one layer's
-/// state.
+/// Layers of one kind. For attention, `bytes` are those of a token in one layer, for states those of one
+/// layer's state.
 struct layer_set {
   std::string_view name;
   llmmem::layer_kind kind;
@@ -33,7 +33,7 @@ struct hybrid_model {
   std::vector<layer_set> sets;
 };
 
-/// Bytes that a token leaves in one attention layer, keys and values in bf16.
+/// Returns the bytes of a token in one attention layer, keys and values in bf16.
 [[nodiscard]] constexpr std::uint64_t kv_bytes(std::uint64_t kv_heads, std::uint64_t head_width) {
   return 2 * kv_heads * head_width * 2;
 }
@@ -55,7 +55,7 @@ struct hybrid_model {
                  {{"full", full_attention, 10, kv_bytes(16, 128)},
                   {"local", sliding_window, 52, kv_bytes(16, 128), 1024}}});
   // meta-llama/Llama-4-Scout: num_hidden_layers 48, num_key_value_heads 8, head_dim 128, attention_chunk_size
-  // 8192 but in every fourth layer (no_rope_layer_interval 4); its context of 10 M is cut here.
+  // 8192 except in every fourth layer (no_rope_layer_interval 4); its context of 10 M is cut here.
   all.push_back({"llama4-scout",
                  131072,
                  {{"full", full_attention, 12, kv_bytes(8, 128)},
@@ -86,7 +86,7 @@ struct part {
   llmmem::layer_group needs;  ///< its `block_bytes` are the part's
 };
 
-/// How memory is carved: groups with one block size each, in pages.
+/// A division of memory: groups with one block size each, in pages.
 struct scheme {
   std::string_view name;
   std::vector<llmmem::layer_group> groups;
@@ -109,7 +109,7 @@ inline void add(scheme& to, const llmmem::layer_group& group) {
   to.parts.push_back({{group}});
 }
 
-/// Every block takes a page, whatever it holds.
+/// Every block takes a page, regardless of its contents.
 inline void pad(scheme& of) {
   for (auto& each : of.groups)
     each.block_bytes = of.page_bytes;
@@ -129,7 +129,8 @@ struct carving {
   std::uint32_t snapshot_tokens = 512;
 };
 
-/// Ours: a group for each kind of layer, its own block size, pages chosen for small tails.
+/// This library's scheme: a group for each kind of layer with its own block size, and pages chosen for small
+/// tails.
 [[nodiscard]] inline scheme super_pages(const hybrid_model& model, const carving& how) {
   scheme out{.name = "super_pages", .groups = {}, .parts = {}};
   std::vector<std::uint64_t> sizes;
@@ -153,8 +154,8 @@ struct carving {
   return out;
 }
 
-/// As vLLM's hybrid groups are: all groups have as many layers as the smallest set, sets that are no multiple
-/// are filled up, and attention blocks are made so many tokens long that they are no smaller than a state.
+/// As vLLM's hybrid groups: all groups have the number of layers of the smallest set, other sets are padded
+/// to a multiple, and attention blocks have enough tokens to be at least as large as a state.
 [[nodiscard]] inline scheme equal_groups(const hybrid_model& model, const carving& how) {
   scheme out{.name = "equal_groups", .groups = {}, .parts = {}};
   std::uint64_t layers = model.sets.front().layers;
@@ -176,7 +177,7 @@ struct carving {
   return out;
 }
 
-/// One table for all layers, which keeps everything as long as the sequence lives. No states.
+/// One table for all layers, which keeps all tokens while the sequence lives. No states.
 [[nodiscard]] inline scheme one_table(const hybrid_model& model, const carving& how) {
   scheme out{.name = "one_table", .groups = {}, .parts = {{}}};
   std::uint64_t bytes = 0;

@@ -1,5 +1,5 @@
 /// @file
-/// A service that runs requests through a `hybrid_allocator`, and what its memory held meanwhile.
+/// A service that runs requests through a `hybrid_allocator`, and an account of its memory.
 #pragma once
 
 #include <llmmem/paging/hybrid_allocator.hpp>
@@ -25,9 +25,9 @@ struct request {
   std::uint64_t prompt = 0;
 };
 
-/// Tokens for requests of which only the lengths are known. About half go on with one of the last 256
-/// requests that is short enough, prompt and answer; the others begin with one of eight system prompts of 512
-/// tokens. Those too long for `context` are left out.
+/// Makes tokens for requests of known lengths. About half of them continue one of the last 256 requests that
+/// is short enough, prompt and answer; the others begin with one of eight system prompts of 512 tokens.
+/// Requests too long for `context` are left out.
 [[nodiscard]] inline std::vector<request> make_requests(std::span<const allocation_trace::lengths> from,
                                                         std::size_t count, std::uint64_t context,
                                                         std::uint64_t seed) {
@@ -58,13 +58,13 @@ struct request {
   return all;
 }
 
-/// Bytes of the budget by what they did, summed over samples. The sum of all is budget x samples, exactly.
+/// Bytes of the budget by use, summed over samples. The sum of all is budget x samples, exactly.
 struct byte_causes {
-  std::uint64_t needed = 0;         ///< tokens and states that some next token looks at
-  std::uint64_t cached = 0;         ///< idle blocks, kept for prompts to come
-  std::uint64_t unlooked = 0;       ///< tokens and states in blocks in use that no next token looks at
-  std::uint64_t unfilled = 0;       ///< places behind the last token of a block in use
-  std::uint64_t padding = 0;        ///< behind the last block of a page, or what a block holds
+  std::uint64_t needed = 0;         ///< tokens and states that some next token attends to
+  std::uint64_t cached = 0;         ///< idle blocks, kept for later prompts
+  std::uint64_t unlooked = 0;       ///< tokens and states in used blocks that no next token attends to
+  std::uint64_t unfilled = 0;       ///< places after the last token of a used block
+  std::uint64_t padding = 0;        ///< bytes after the last block of a page, or after a block's contents
   std::uint64_t partial_pages = 0;  ///< free blocks of pages of one group
   std::uint64_t null_block = 0;     ///< the null page, and the budget's remainder
   std::uint64_t free = 0;           ///< whole pages
@@ -77,15 +77,15 @@ struct byte_causes {
 
 struct service_result {
   std::uint64_t requests = 0;
-  std::uint64_t refused = 0;     ///< do not fit even alone
+  std::uint64_t refused = 0;     ///< requests that do not fit even alone
   std::uint64_t steps = 0;       ///< of the whole run
-  std::uint64_t full_steps = 0;  ///< with requests waiting: what the next two are taken over
+  std::uint64_t full_steps = 0;  ///< steps with waiting requests, over which the next two are counted
   std::uint64_t running_sum = 0;
   std::uint64_t running_most = 0;
   std::uint64_t samples = 0;
   byte_causes bytes;
   std::uint64_t prompt_tokens = 0;
-  std::uint64_t hit_tokens = 0;  ///< of a request's first admission
+  std::uint64_t hit_tokens = 0;  ///< hits at a request's first admission
   std::uint64_t preemptions = 0;
   llmmem::hybrid_stats stats;
 
@@ -100,9 +100,9 @@ struct service_result {
   }
 };
 
-/// Continuous batching in whole steps: each step admits waiting requests in their order while their prompts
-/// fit, prefilled 2048 tokens at a time, and gives each running one a token; when that does not fit, the one
-/// admitted last waits again, from its beginning.
+/// Continuous batching in whole steps: each step admits waiting requests in order while their prompts fit,
+/// prefilled 2048 tokens at a time, and generates a token for each running one. If that does not fit, the
+/// last admitted request waits again, from its beginning.
 class service {
  public:
   service(const scheme& how, std::uint64_t budget, std::uint64_t longest)
@@ -195,7 +195,7 @@ class service {
       running_.pop_back();
       cache_.release(last.id).value();
       if (running_.empty()) {
-        ++result_.refused;  // it had everything
+        ++result_.refused;  // although it had all memory
       } else {
         ++result_.preemptions;
         waiting_.push_front(last);
@@ -203,7 +203,7 @@ class service {
     }
   }
 
-  /// What of a block's part is looked at, over all who hold it.
+  /// The attended part of a block, over all its holders.
   struct hull {
     std::uint64_t first = std::numeric_limits<std::uint64_t>::max();
     std::uint64_t end = 0;
@@ -226,7 +226,7 @@ class service {
         sample_part(g, of.needs);
         held += of.needs.block_bytes;
       }
-      // What a block is larger than what it holds.
+      // The bytes of a block in addition to its contents.
       const std::uint64_t pad = scheme_->groups[g].block_bytes - held;
       const llmmem::super_page_group_stats group = cache_.pool().stats(g);
       to.padding += pad * (group.active_blocks + group.idle_blocks);

@@ -1,4 +1,4 @@
-// Runs the library's collectives over MPI, and checks what comes out: see README.md beside this file.
+// Runs the library's collectives over MPI, and checks the results: see README.md next to this file.
 #include <llmmem/comm/collectives.hpp>
 
 #include <mpi.h>
@@ -17,14 +17,14 @@ namespace {
 
 using namespace llmmem;
 constexpr std::uint64_t second = 1'000'000'000;
-constexpr std::size_t count = 300'007;  // no multiple of the ranks
+constexpr std::size_t count = 300'007;  // not a multiple of the ranks
 
 /// Whole numbers, so that sums are exact in any order.
 float value(std::uint32_t rank, std::size_t i) {
   return static_cast<float>(rank + i % 1000);
 }
 
-/// Whether all that was checked here is so; each thing that is not, is named.
+/// Whether all checks of this rank passed; each failed one is printed.
 bool check_all(mpi_ranks::mpi_transport& ranks) {
   const std::uint32_t world = to_number(ranks.world());
   const std::uint32_t self = to_index(ranks.rank());
@@ -81,13 +81,13 @@ bool check_all(mpi_ranks::mpi_transport& ranks) {
 
   barrier(ranks, {.by = by()}).value();
 
-  // Nobody sends that: the deadline ends it, and what comes later is whole.
+  // No rank sends this, so the deadline ends the wait, and later messages arrive complete.
   if (world > 1) {
     const rank_id next{(self + 1) % world};
     const rank_id last{(self + world - 1) % world};
     const auto late = ranks.recv(bytes, last, 99, ranks.after(second / 100));
     check(late.code() == errc::peer_timed_out,
-          "a message that nobody sends is waited for beyond the deadline");
+          "the wait for a message that no rank sends passes the deadline");
     barrier(ranks, {.by = by()}).value();
     ranks
         .exchange(std::as_bytes(std::span(out)), next, std::as_writable_bytes(std::span(into)), last, 99,

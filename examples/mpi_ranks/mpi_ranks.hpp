@@ -1,5 +1,5 @@
 /// @file
-/// MPI as a `transport`: for jobs whose launcher and network are MPI's.
+/// MPI as a `transport`, for jobs with MPI's launcher and network.
 #pragma once
 
 #include <llmmem/comm/transport.hpp>
@@ -15,12 +15,12 @@
 
 namespace mpi_ranks {
 
-/// The ranks of an MPI communicator, which outlives it and which nothing else may use. It sets
+/// The ranks of an MPI communicator, which outlives this object, and which nothing else may use. It sets
 /// MPI_ERRORS_RETURN.
 ///
-/// No fault tolerance: MPI tells nobody of a death, and most launchers end the job then. `revoke` ends
-/// waiting on this rank alone, the others run into their deadlines. A send that is late cannot be taken back:
-/// leave its bytes alone until MPI_Finalize. Tags above 32767 are taken modulo 32768.
+/// No fault tolerance: MPI reports no deaths, and most launchers then end the job. `revoke` ends waits on
+/// this rank only; the others wait until their deadlines. A late send cannot be withdrawn, so leave its bytes
+/// unchanged until MPI_Finalize. Tags above 32767 are taken modulo 32768.
 class mpi_transport {
  public:
   explicit mpi_transport(MPI_Comm ranks) : ranks_(ranks) {
@@ -50,7 +50,7 @@ class mpi_transport {
  private:
   using maybe_rank = std::optional<llmmem::rank_id>;
 
-  /// Messages go in pieces, since MPI counts by int. Without bytes it is one piece, too.
+  /// Messages go in pieces, because MPI counts by int. A message without bytes is also one piece.
   llmmem::result<void> move(std::span<const std::byte> out, maybe_rank to,
                             std::optional<std::span<std::byte>> into, maybe_rank from, std::uint32_t tag,
                             llmmem::deadline by) {
@@ -96,7 +96,7 @@ class mpi_transport {
   static void give_up(MPI_Request (&requests)[2]) {
     if (requests[0] != MPI_REQUEST_NULL && MPI_Cancel(&requests[0]) == MPI_SUCCESS)
       MPI_Wait(&requests[0], MPI_STATUS_IGNORE);
-    if (requests[1] != MPI_REQUEST_NULL) MPI_Request_free(&requests[1]);  // goes on by itself
+    if (requests[1] != MPI_REQUEST_NULL) MPI_Request_free(&requests[1]);  // it continues by itself
   }
   static llmmem::failure refuse(llmmem::error_code code, llmmem::rank_id rank, std::uint64_t wanted,
                                 std::uint64_t found) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// The program: what it runs, and what it prints.
+/// The program: its runs and its output.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -88,7 +88,7 @@ inline void run_perplexity(const command_line& asked, std::FILE* out, std::FILE*
 }
 
 /// @param arguments  without the program's name.
-/// @return failure where the paged cache came to other bits.
+/// @return failure if the paged cache gave different bits.
 [[nodiscard]] inline exit_status run_application(const std::vector<std::string>& arguments, std::FILE* out,
                                                  std::FILE* notes) {
   return example::run({"paged_decode", "lower --requests, --answer or the model's numbers"}, arguments, out,

@@ -27,15 +27,15 @@
 
 namespace paged_decode {
 
-/// A block is closed when its last token is there, and never written again: forks share it, and a truncation
-/// into it reopens it into the sequence's own open block (`quantize_kv_blocks` has the rule). A token attends
-/// to closed blocks in their codes and to its own block in bf16, however many tokens a step has: a step goes
-/// block by block.
+/// A block closes when its last token is there, and is never written again: forks share it, and a truncation
+/// into it reopens it as the sequence's own open block (`quantize_kv_blocks` has the rule). A token attends
+/// to closed blocks in their codes and to its own block in bf16, for any number of tokens in a step, because
+/// a step goes block by block.
 class closing_cache {
  public:
   using sequence = llmmem::sequence_id;
 
-  /// @param how  its `form` is one of `closing_forms`. Its blocks are as many as sequences can be open.
+  /// @param how  its `form` is one of `closing_forms`. It has one open block for each possible sequence.
   closing_cache(const model_config& config, const paged_config& how)
       : config_(config),
         how_(how),
@@ -65,7 +65,8 @@ class closing_cache {
       grown_.push_back({each.sequence, tokens(each.sequence), each.tokens.size(), {}});
     }
     std::vector<llmmem::append_result> added(batch.size());
-    // Its copies on write are of blocks that are written in the pool, and here only when they are full.
+    // The copies on write in `added` need no work here: open blocks are written in the pool, and only full
+    // ones are stored here.
     allocator_.append_batch(growths, added).value();
     for (growing& each : grown_) {
       const sequence one[] = {each.of};
@@ -124,13 +125,13 @@ class closing_cache {
     allocator_.release(of).value();
   }
 
-  /// Of closed blocks, scales included.
+  /// Bytes of closed blocks, including scales.
   [[nodiscard]] std::uint64_t bytes_per_token() const noexcept {
     return closed_.layout.block_bytes() / how_.block_tokens;
   }
 
  private:
-  /// Blocks in memory, all bytes no numbers before.
+  /// Blocks in memory, whose bytes begin as NaNs.
   struct blocks_of {
     blocks_of(const llmmem::kv_layout& of, std::uint64_t count) : layout(of.checked()), blocks(count) {
       bytes.assign(layout.total_bytes(count) / sizeof(std::uint64_t) + 1, ~std::uint64_t{0});
@@ -142,17 +143,17 @@ class closing_cache {
     std::uint64_t blocks;
     std::vector<std::uint64_t> bytes{};
   };
-  /// A sequence in a step: what it had, what it gets, and its blocks after that.
+  /// A sequence in a step: its tokens before, its new tokens, and its blocks afterwards.
   struct growing {
     sequence of{};
     std::uint64_t before = 0;
     std::size_t added = 0;
     std::vector<std::int32_t> blocks{};
   };
-  /// The rows of a step that are in the same block each: the `round`-th block that their sequence writes.
+  /// The rows of a step in the `round`-th block that their sequence writes.
   struct step {
     std::size_t rows = 0;
-    std::vector<std::int64_t> slots{};      // of all rows; -1: of another round
+    std::vector<std::int64_t> slots{};      // of all rows; -1: belongs to another round
     std::vector<std::int32_t> sequences{};  // of all rows, the same
     std::vector<std::int32_t> lengths{};    // of all rows
     std::vector<std::int32_t> indptr{0};    // tables of scratch blocks
@@ -232,7 +233,7 @@ class closing_cache {
         .value();
   }
 
-  /// Makes bf16 of the closed blocks, next to the open ones: attention reads no codes.
+  /// Converts closed blocks to bf16, next to the open ones, because attention reads no codes.
   void attend_rows(std::uint32_t layer, const projected& in, const step& now, rows_of_floats& out) {
     if (scratch_.blocks < now.indices.size()) scratch_ = blocks_of(open_.layout, now.indices.size());
     const llmmem::host_executor run{};

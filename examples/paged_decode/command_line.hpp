@@ -1,5 +1,5 @@
 /// @file
-/// What the program is asked.
+/// The command line.
 #pragma once
 
 #include <fmt/format.h>
@@ -45,7 +45,7 @@ namespace detail {
                     ": no such form; there are f32, bf16, fp8, int8, int4_by_token");
 }
 
-/// What the kernels of attention and of int8 ask of a head.
+/// The requirements of the attention and int8 kernels on a head.
 inline void check_shape(const model_config& shape, bool with_int8) {
   const auto wrong = [](const char* option, std::uint32_t value, const std::string& why) {
     return usage_error(example::given(option, fmt::to_string(value)) + ": " + why);
@@ -63,8 +63,8 @@ inline void check_shape(const model_config& shape, bool with_int8) {
                     : fmt::format("must be a multiple of {}", unit));
 }
 
-/// A trained model brings its shape, and a text its tokens: options about either would be of no effect.
-/// @param given  the names of all options that were given.
+/// A trained model determines its shape, and a text its tokens, so options about either would have no effect.
+/// @param given  the names of all given options.
 [[nodiscard]] inline perplexity_plan quality_of(const std::optional<std::string>& weights,
                                                 const std::optional<std::string>& text,
                                                 const std::optional<std::string>& tokens,
@@ -87,12 +87,13 @@ inline void check_shape(const model_config& shape, bool with_int8) {
 
 }  // namespace detail
 
-/// Reads `arguments`, the program's name left out; the help text instead where it was asked for.
+/// Reads `arguments`, without the program's name; returns the help text if that was requested.
 /// @throws usage_error
 [[nodiscard]] inline std::pair<command_line, std::optional<std::string>> parse_command_line(
     std::vector<std::string> arguments) {
   CLI::App app(
-      "Decodes with a small transformer over a paged cache, and holds it to a contiguous one, bit for bit.",
+      "Decodes with a small transformer over a paged cache, and compares it with a contiguous one, bit for "
+      "bit.",
       "paged_decode");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command_line asked;
@@ -129,7 +130,7 @@ inline void check_shape(const model_config& shape, bool with_int8) {
       {"--message", "tokens that a turn begins with", 1, 4096, &talks.message_tokens},
       {"--window", "tokens that every second layer attends to, 0 for all", 0, 4096, &shape.window},
   };
-  app.add_option("--kv", form, "what the cache holds: f32, bf16, fp8, int8, int4_by_token (default: bf16)")
+  app.add_option("--kv", form, "form of keys and values: f32, bf16, fp8, int8, int4_by_token (default: bf16)")
       ->type_name("FORM");
   for (number& each : numbers)
     app.add_option(each.option, each.text, fmt::format("{} (default: {})", each.about, *each.into))

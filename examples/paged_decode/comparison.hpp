@@ -1,6 +1,6 @@
 /// @file
-/// What is found out: whether a paged cache gives the bits of a contiguous one, and how much the forms that
-/// keys and values are kept in cost.
+/// Compares a paged cache with a contiguous one, bit by bit, and measures the errors of the forms of keys and
+/// values.
 #pragma once
 
 #include <algorithm>
@@ -17,18 +17,18 @@
 
 namespace paged_decode {
 
-/// What is to be run.
+/// The runs to make.
 struct experiment {
   model_config shape{};
   service_plan plan{};
   paged_config cache{};
   bool with_errors = true;  ///< of the forms
 
-  /// Of the longest sequence, up to a whole share of attention.
+  /// Tokens of the longest sequence, rounded up to a whole share of attention.
   [[nodiscard]] constexpr std::uint64_t most_tokens() const noexcept {
     return (plan.most_tokens() + share_tokens - 1) / share_tokens * share_tokens;
   }
-  /// The same cache, with blocks for all sequences though nothing were shared.
+  /// The same cache, with blocks for all sequences even if they shared none.
   [[nodiscard]] constexpr paged_config large_enough() const noexcept {
     paged_config out = cache;
     const std::uint64_t each = (plan.most_tokens() + cache.block_tokens - 1) / cache.block_tokens;
@@ -41,12 +41,12 @@ struct experiment {
   }
 };
 
-/// What a form of keys and values changes of the logits, beside floats, when both are told the same tokens.
+/// The changes of logits by a form of keys and values, compared with floats, for the same tokens.
 struct form_error {
   kv_form form = kv_form::f32;
-  double most = 0;  ///< of all logits
+  double most = 0;  ///< largest change of all logits
   double root_mean_square = 0;
-  std::uint64_t changed = 0;  ///< rows whose likeliest token is another
+  std::uint64_t changed = 0;  ///< rows with another likeliest token
   std::uint64_t rows = 0;
 };
 
@@ -69,7 +69,7 @@ struct paged_run {
   paged_counts counts{};
 };
 
-/// @throws llmmem::logic_error where the allocator's books are not in order afterwards.
+/// @throws llmmem::logic_error if the allocator's audit fails afterwards.
 template <class Place>
 [[nodiscard]] paged_run<Place> run_paged(const model& of, const experiment& what, const paged_config& how,
                                          Place& place) {
@@ -80,7 +80,7 @@ template <class Place>
   return out;
 }
 
-/// Adds what two rows of logits differ by.
+/// Adds the difference of two rows of logits.
 inline void add_error(form_error& to, std::span<const float> exact, std::span<const float> found) {
   for (std::size_t i = 0; i < exact.size(); ++i) {
     const double apart = std::abs(static_cast<double>(found[i]) - static_cast<double>(exact[i]));
@@ -92,13 +92,13 @@ inline void add_error(form_error& to, std::span<const float> exact, std::span<co
   ++to.rows;
 }
 
-/// Of blocks, made up of a seed: another than before, and one at all.
+/// Returns an order of blocks by a seed, which differs from the previous one.
 [[nodiscard]] constexpr std::uint64_t another_order(std::uint64_t before, std::uint64_t seed) noexcept {
   const std::uint64_t after = before + 1 + seed % 0xFFFF'FFFF;
   return after != 0 ? after : 1;
 }
 
-/// The errors of all forms but floats, told what floats chose.
+/// Measures the errors of all forms except floats, with the tokens that floats chose.
 inline void measure_forms(const model& of, const experiment& what, finding& out) {
   host_place place;
   const auto run = [&](kv_form form, const auto& each_row) {

@@ -1,5 +1,5 @@
 /// @file
-/// What the paged cache is held to: each sequence's keys and values in a run of memory of its own, in floats.
+/// The reference for the paged cache: each sequence's keys and values in its own run of memory, in floats.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -20,9 +20,9 @@
 
 namespace paged_decode {
 
-/// No block, no table, no sharing, no conversion: a fork copies all that there is, a cut makes a number
-/// smaller, and a vector is stored by assigning floats that were rounded before. The kernel that attends is
-/// the same; its tables name one block for each sequence, as long as a sequence may become.
+/// It has no blocks, tables, sharing or conversions: a fork copies everything, a truncation lowers a number,
+/// and a store assigns floats that were rounded before. The attention kernel is the same; its tables name one
+/// block per sequence, as long as a sequence may become.
 class contiguous_cache {
  public:
   using sequence = std::size_t;
@@ -80,7 +80,7 @@ class contiguous_cache {
   };
   struct batch_rows {
     std::vector<sequence> of{};
-    std::vector<std::int32_t> lengths{};  // behind each row's own token
+    std::vector<std::int32_t> lengths{};  // including each row's own token
   };
 
   void store(std::size_t row, std::uint32_t layer, const projected& in) {

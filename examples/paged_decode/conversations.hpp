@@ -1,6 +1,5 @@
 /// @file
-/// Conversations whose contexts are longer than the cache, all together: each turn needs what earlier turns
-/// computed.
+/// Conversations whose contexts together exceed the cache: each turn needs the blocks of earlier turns.
 #pragma once
 
 #include <llmmem/kernels/block_digest.hpp>
@@ -20,12 +19,12 @@ namespace paged_decode {
 struct conversation_plan {
   std::uint32_t conversations = 12;
   std::uint32_t turns = 4;
-  std::uint32_t message_tokens = 40;  ///< that a person adds, a turn
-  std::uint32_t answer_tokens = 24;   ///< that the model adds
-  std::uint32_t chunk_tokens = 24;    ///< of what is not known yet, a step
+  std::uint32_t message_tokens = 40;  ///< tokens that the user adds per turn
+  std::uint32_t answer_tokens = 24;   ///< tokens that the model adds
+  std::uint32_t chunk_tokens = 24;    ///< unknown tokens computed per step
   std::uint64_t seed = 1;
 
-  /// Of one conversation at its end.
+  /// The state of one conversation at its end.
   [[nodiscard]] constexpr std::uint64_t most_tokens() const noexcept {
     return std::uint64_t{turns} * (message_tokens + answer_tokens);
   }
@@ -33,11 +32,12 @@ struct conversation_plan {
 
 struct conversation_result {
   std::uint64_t digest = 0;    ///< of all tokens and all bits of all logits
-  std::uint64_t computed = 0;  ///< tokens that went through the model
-  std::uint64_t context = 0;   ///< tokens that the turns began with, messages included
+  std::uint64_t computed = 0;  ///< tokens that the model computed
+  std::uint64_t context = 0;   ///< tokens at the beginning of the turns, including messages
 };
 
-/// One turn after the other, the conversations in turns: each finds its cache full of the others.
+/// Runs the turns one after another, alternating between conversations, so that each finds the cache full of
+/// the others' blocks.
 template <kv_cache Cache>
 [[nodiscard]] conversation_result run_conversations(const model& of, Cache& cache,
                                                     const conversation_plan& plan) {

@@ -1,5 +1,5 @@
 /// @file
-/// A step of a batch through the model, over whatever cache keeps its keys and values.
+/// A step of a batch through the model, over any cache of keys and values.
 #pragma once
 
 #include <llmmem/paging/ids.hpp>
@@ -14,18 +14,18 @@
 
 namespace paged_decode {
 
-/// Which form a cache keeps keys and values in.
+/// The form in which a cache keeps keys and values.
 enum class kv_form : std::uint8_t { f32, bf16, fp8, int8, int4_by_token, int8_by_channel, int4_by_channel };
 
-/// What a sequence grows by in a step: a chunk of its prompt, a token, or a token and drafts behind it.
+/// The growth of a sequence in a step: a chunk of its prompt, a token, or a token and drafts after it.
 template <class Sequence>
 struct grown {
   Sequence sequence{};
   std::span<const llmmem::token_id> tokens{};
 };
 
-/// Keeps keys and values of sequences. `grow` makes room for a batch, and `attend` then stores each layer's
-/// and attends to what is there up to each row's own token; `commit` says that all of it is to stay.
+/// Keeps keys and values of sequences. `grow` makes space for a batch. `attend` then stores each layer's keys
+/// and values, and attends up to each row's own token. `commit` keeps all of it.
 template <class C>
 concept kv_cache = requires(C& cache, typename C::sequence sequence, std::span<const llmmem::token_id> prompt,
                             std::span<const grown<typename C::sequence>> batch, std::uint32_t layer,
@@ -40,7 +40,7 @@ concept kv_cache = requires(C& cache, typename C::sequence sequence, std::span<c
   cache.release(sequence);
 };
 
-/// All of a decode step but the attention: `model`, of made-up weights, and `trained_model`.
+/// All of a decode step except attention: `model`, with random weights, and `trained_model`.
 template <class M>
 concept decoder_model =
     requires(const M& of, std::span<const llmmem::token_id> tokens, std::span<const std::uint64_t> positions,
@@ -53,7 +53,7 @@ concept decoder_model =
     };
 static_assert(decoder_model<model>);
 
-/// Runs a batch. @return the logits behind each token, in the batch's order.
+/// Runs a batch. @return the logits after each token, in the batch's order.
 template <decoder_model Model, kv_cache Cache>
 [[nodiscard]] rows_of_floats decode(const Model& of, Cache& cache,
                                     std::span<const grown<typename Cache::sequence>> batch) {

@@ -1,6 +1,5 @@
 /// @file
-/// The memory behind a paged cache's blocks: in elements that attention reads, or in groups of
-/// int8 or int4.
+/// The memory of a paged cache's blocks: elements that attention reads, or groups of int8 or int4.
 #pragma once
 
 #include <llmmem/kernels/kv_append.hpp>
@@ -21,16 +20,16 @@
 
 namespace paged_decode {
 
-/// What a step's kernels look up, in the memory of the place.
+/// The tables of a step's kernels, in the memory of the place.
 struct step_tables {
   std::size_t rows = 0;
   std::span<const std::int64_t> slots{};  ///< [rows]
   llmmem::csr_table_view blocks{};        ///< of the step's sequences
-  llmmem::csr_table_view tokens{};        ///< the same of their tokens side by side, in blocks of one
+  llmmem::csr_table_view tokens{};        ///< their tokens side by side, in blocks of one
   std::size_t all_tokens = 0;
 };
 
-/// Where attention finds keys and values, by which tables.
+/// The memory and the tables of attention.
 struct attended_cache {
   llmmem::kv_memory memory{};
   llmmem::csr_table_view tables{};
@@ -54,7 +53,7 @@ void copy_blocks(const Place& place, const llmmem::kv_memory& memory,
   }
 }
 
-/// A cache's bytes at a place, all of them no numbers: what is read without having been written shows.
+/// A cache's bytes at a place, which begin as NaNs, so that reads of unwritten bytes show.
 template <class Place>
 class cache_memory {
  public:
@@ -72,7 +71,7 @@ class cache_memory {
   typename Place::memory bytes_{};
 };
 
-/// In f32, bf16 or fp8, which attention reads as it is.
+/// Keys and values in f32, bf16 or fp8, which attention reads directly.
 template <class Place>
 class element_store {
  public:
@@ -105,9 +104,10 @@ class element_store {
   llmmem::kv_scales scales_{};
 };
 
-/// In int8 or int4 with a scale for each group of a vector, in two caches under one table: codes, and scales.
-/// Attention reads neither: each step gathers its sequences' tokens and makes floats of them, which is the
-/// price of half of bf16's memory, or a quarter, without a kernel that does it on the way.
+/// Keys and values in int8 or int4 with a scale for each group of a vector, in two caches with one table:
+/// codes and scales. Attention reads neither, so each step gathers its sequences' tokens and converts them to
+/// floats. That is the price of half of bf16's memory, or a quarter, without a kernel that converts during
+/// attention.
 template <class Place>
 class group_store {
  public:
@@ -195,7 +195,7 @@ class group_store {
     return {.rows = std::uint64_t{tokens} * codes_.layout().heads * (codes_.layout().head_dim / group_),
             .elements = group_};
   }
-  /// Of a group.
+  /// Bytes of a group.
   [[nodiscard]] std::uint64_t code_bytes() const noexcept {
     return group_ * llmmem::bits_of(codes_.layout().element) / 8;
   }

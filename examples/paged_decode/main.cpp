@@ -1,4 +1,4 @@
-// Decodes over a paged cache, and over a contiguous one: see README.md beside this file.
+// Decodes over a paged cache, and over a contiguous one: see README.md next to this file.
 #include <cstdio>
 #include <string>
 #include <vector>

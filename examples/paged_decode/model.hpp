@@ -1,5 +1,5 @@
 /// @file
-/// A small transformer with made-up weights: all of a decode step but the attention over the cache.
+/// A small transformer with random weights: all of a decode step except attention over the cache.
 #pragma once
 
 #include <llmmem/paging/ids.hpp>
@@ -15,7 +15,7 @@
 
 namespace paged_decode {
 
-/// SplitMix64 (Steele, Lea and Flood, 2014), of a seed and a number: what is made up for `number`.
+/// SplitMix64 (Steele, Lea and Flood, 2014) of a seed and a number: the random value of `number`.
 [[nodiscard]] constexpr std::uint64_t made_up(std::uint64_t seed, std::uint64_t number) noexcept {
   std::uint64_t x = seed + (number + 1) * 0x9E37'79B9'7F4A'7C15ULL;
   x = (x ^ (x >> 30)) * 0xBF58'476D'1CE4'E5B9ULL;
@@ -23,7 +23,7 @@ namespace paged_decode {
   return x ^ (x >> 31);
 }
 
-/// 0 to 1, neither of them.
+/// A number between 0 and 1, both excluded.
 [[nodiscard]] constexpr double made_up_share(std::uint64_t seed, std::uint64_t number) noexcept {
   return (static_cast<double>(made_up(seed, number) >> 11) + 0.5) * 0x1p-53;
 }
@@ -36,7 +36,8 @@ struct model_config {
   std::uint32_t hidden = 256;
   std::uint32_t inner = 512;
   std::uint32_t vocabulary = 256;
-  std::uint32_t window = 64;  ///< every second layer attends to the last so many tokens; 0: all to all
+  /// Every second layer attends to this many last tokens; 0: all layers attend to all.
+  std::uint32_t window = 64;
 
   [[nodiscard]] constexpr std::uint32_t window_of(std::uint32_t layer) const noexcept {
     return layer % 2 == 1 ? window : 0;
@@ -49,7 +50,7 @@ struct model_config {
   }
 };
 
-/// Rows of as many floats each, one row a token.
+/// Rows of equal numbers of floats, one per token.
 class rows_of_floats {
  public:
   rows_of_floats() = default;
@@ -76,13 +77,13 @@ class linear {
  public:
   linear(std::size_t inputs, std::size_t outputs, std::uint64_t seed)
       : outputs_(outputs), weights_(inputs * outputs) {
-    // Uniform, with a variance of one by the number of inputs: sizes stay as they are from layer to layer.
+    // Uniform, with a variance of 1 / inputs, which keeps the magnitude from layer to layer.
     const double width = std::sqrt(12.0 / static_cast<double>(inputs));
     for (std::size_t i = 0; i < weights_.size(); ++i)
       weights_[i] = static_cast<float>((made_up_share(seed, i) - 0.5) * width);
   }
 
-  /// out += in W, by inputs in order: the bits depend on nothing but the row.
+  /// out += in W, by inputs in order, so that the bits depend only on the row.
   void add_product(std::span<float> out, std::span<const float> in) const noexcept {
     for (std::size_t i = 0; i < in.size(); ++i) {
       const float* const row = weights_.data() + i * outputs_;
@@ -97,7 +98,7 @@ class linear {
   std::vector<float> weights_;
 };
 
-/// The cosine and sine of each pair of a head's elements at each position (Su et al., "RoFormer", 2021), of
+/// The cosine and sine of each pair of a head's elements at each position (Su et al., "RoFormer", 2021), by
 /// additions and multiplications alone.
 class rotary {
  public:
@@ -157,7 +158,7 @@ struct projected {
   rows_of_floats values{};   ///< the same
 };
 
-/// Every row's bits depend on its own token, position and context alone, whatever else is in the batch.
+/// Every row's bits depend only on its own token, position and context, and not on the rest of the batch.
 ///
 /// All operations are additions, multiplications, divisions and square roots of floats, each rounded once
 /// (compile with -ffp-contract=off), so that hosts agree on every bit.
@@ -212,7 +213,7 @@ class model {
     return out;
   }
 
-  /// What a layer adds to `x`, given what its heads attended to.
+  /// Adds a layer's output to `x`, given the results of its heads' attention.
   void finish_layer(std::uint32_t layer, rows_of_floats& x, const rows_of_floats& attended) const {
     const weights& of = layers_[layer];
     for (std::size_t row = 0; row < x.rows(); ++row) {
@@ -228,7 +229,7 @@ class model {
     }
   }
 
-  /// Of each row: how likely each token of the vocabulary is to come next.
+  /// For each row, the logit of each token of the vocabulary.
   [[nodiscard]] rows_of_floats logits(const rows_of_floats& x) const {
     rows_of_floats out(x.rows(), config_.vocabulary);
     for (std::size_t row = 0; row < x.rows(); ++row)

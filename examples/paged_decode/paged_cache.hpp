@@ -1,6 +1,6 @@
 /// @file
-/// A paged cache on a host or a device: a `paged_allocator`, the memory behind its blocks, and the kernels
-/// that copy, append and attend through its tables.
+/// A paged cache on a host or a device: a `paged_allocator`, the memory of its blocks, and the kernels that
+/// copy, append and attend through its tables.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -31,22 +31,22 @@ struct paged_config {
   kv_form form = kv_form::bf16;
   std::uint64_t blocks = 0;
   std::uint32_t block_tokens = 16;
-  std::uint64_t most_tokens = 0;  ///< of a sequence
+  std::uint64_t most_tokens = 0;  ///< most tokens of a sequence
   llmmem::paging::head_order heads_in_block = llmmem::paging::head_order::nhd;
   llmmem::block_order order = llmmem::block_order::layer_first;
-  std::uint64_t permutation = 0;  ///< not 0: free blocks are handed out in an order made up of it
+  std::uint64_t permutation = 0;  ///< if not 0, it determines the order in which free blocks are handed out
 };
 
 struct paged_counts {
-  std::uint64_t block_capacity = 0;   ///< in use at once
-  std::uint64_t most_unshared = 0;    ///< what these sequences would have taken, each with blocks of its own
-  std::uint64_t prompt_tokens = 0;    ///< that sequences began with
-  std::uint64_t shared_tokens = 0;    ///< of these, found in the cache
+  std::uint64_t block_capacity = 0;   ///< most blocks in use at once
+  std::uint64_t most_unshared = 0;    ///< blocks that these sequences would have taken without sharing
+  std::uint64_t prompt_tokens = 0;    ///< tokens that sequences began with
+  std::uint64_t shared_tokens = 0;    ///< prompt tokens found in the cache
   std::uint64_t copies_on_write = 0;  ///< blocks
   std::uint64_t rolled_back = 0;      ///< tokens
 };
 
-/// A cache that can have tiers beneath it: one branch for each block that it evicts while it has none.
+/// A cache that can have tiers below it, at the cost of one branch per evicted block while it has none.
 struct decode_traits : llmmem::paged_traits {
   using observer = llmmem::offload::tier_link;
 };
@@ -74,7 +74,7 @@ class paged_cache {
 
   [[nodiscard]] sequence create(std::span<const llmmem::token_id> prompt) {
     const sequence made = allocator_.create().value();
-    // The last token is computed in any case: its logits are wanted.
+    // The last token is always computed, because its logits are needed.
     counts_.shared_tokens += allocator_.match(made, prompt.first(prompt.size() - 1)).value().tokens;
     counts_.prompt_tokens += prompt.size();
     return made;
@@ -129,7 +129,7 @@ class paged_cache {
   }
   void release(sequence of) { allocator_.release(of).value(); }
 
-  /// Of keys and values in all layers, with all that belongs to them.
+  /// Bytes of keys and values in all layers, including scales.
   [[nodiscard]] std::uint64_t bytes_per_token() const {
     std::uint64_t bytes = 0;
     with_store([&](const auto& store) {
@@ -166,7 +166,8 @@ class paged_cache {
     return element_store<Place>(place, layout, allocator_.physical_blocks());
   }
 
-  /// Takes all blocks, and gives them back in an order made up: later they are handed out in another.
+  /// Takes all blocks and returns them in a random order, so that the cache later hands them out in another
+  /// one.
   void shuffle_free_blocks() {
     std::vector<sequence> each;
     for (std::uint64_t i = 0; i < how_.blocks; ++i) {
@@ -179,7 +180,7 @@ class paged_cache {
       allocator_.release(one).value();
   }
 
-  /// Sequences that share their last block and now write into it get their own.
+  /// Sequences that share their last block and now write to it get their own copies.
   void copy_before_writing(std::span<const llmmem::append_result> added) {
     std::vector<llmmem::block_pair> pairs;
     for (const llmmem::append_result& each : added) {
@@ -189,7 +190,7 @@ class paged_cache {
     std::visit([&](auto& store) { store.copy(pairs); }, store_);
   }
 
-  /// Slots, tables and lengths, as the place's kernels read them.
+  /// Slots, tables and lengths for the place's kernels.
   void put_tables(std::span<const grown<sequence>> batch, std::span<const llmmem::append_result> added) {
     std::vector<sequence> all;
     std::vector<std::int64_t> slots;
@@ -202,7 +203,7 @@ class paged_cache {
       llmmem::write_slot_mapping(allocator_, all[i], added[i].first, std::span(slots).subspan(first)).value();
       for (std::uint64_t at = added[i].first; at < tokens; ++at) {
         sequences.push_back(static_cast<std::int32_t>(i));
-        lengths.push_back(static_cast<std::int32_t>(at + 1));  // a draft sees nothing behind itself
+        lengths.push_back(static_cast<std::int32_t>(at + 1));  // a draft attends to nothing after itself
       }
       cu_seq_lens.push_back(cu_seq_lens.back() + static_cast<std::int32_t>(tokens));
     }

@@ -1,5 +1,5 @@
 /// @file
-/// What each form of keys and values costs a model that learned: its perplexity on text that it did not see.
+/// The cost of each form of keys and values for a trained model: its perplexity on unseen text.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -30,29 +30,29 @@
 
 namespace paged_decode {
 
-/// What is to be measured.
+/// The measurement to make.
 struct perplexity_plan {
   std::string weights{};             ///< a folder of train_gpt's checkpoints
   std::string text{};                ///< a file
   std::uint64_t most_tokens = 8192;  ///< of the text, from its beginning
-  std::uint32_t windows = 32;        ///< that are decoded at once
+  std::uint32_t windows = 32;        ///< windows that are decoded at once
 };
 
-/// What one form came to.
+/// The result of one form.
 struct form_quality {
   kv_form form = kv_form::f32;
   std::uint64_t bytes_per_token = 0;  ///< of keys and values in all layers, scales included
-  double perplexity = 0;              ///< e to the mean of -ln(probability of the token that came)
+  double perplexity = 0;              ///< e to the mean of -ln(probability of the actual token)
   double divergence = 0;              ///< mean over tokens of KL(floats || form), in nats
-  double divergence_999 = 0;          ///< the same of the token that 99.9% of all are below
-  std::uint64_t changed = 0;          ///< tokens where another one than with floats was the likeliest
+  double divergence_999 = 0;          ///< the divergence that 99.9% of all tokens are below
+  std::uint64_t changed = 0;          ///< tokens whose likeliest successor differs from that with floats
 };
 
 struct perplexity_finding {
   train_gpt::gpt_shape shape{};
   std::uint64_t predicted = 0;        ///< tokens
   std::vector<form_quality> forms{};  ///< f32, the reference, first
-  std::vector<kv_form> left_out{};    ///< whose groups do not fit the model's heads
+  std::vector<kv_form> left_out{};    ///< forms whose groups do not fit the model's heads
 };
 
 /// ln of each token's probability.
@@ -72,8 +72,8 @@ struct perplexity_finding {
 
 namespace detail {
 
-/// All bytes of a file, up to so many; each is a token, as in train_gpt.
-/// @throws llmmem::system_error  when it cannot be read.
+/// Reads the bytes of a file, up to that many; each is a token, as in train_gpt.
+/// @throws llmmem::system_error  if it cannot be read.
 [[nodiscard]] inline std::vector<std::uint8_t> read_tokens(const std::string& path, std::uint64_t most) {
   const example::file_handle file = example::open(path, "rb");
   std::vector<std::uint8_t> out(static_cast<std::size_t>(most));
@@ -83,22 +83,22 @@ namespace detail {
   return out;
 }
 
-/// One form's cache, and the sums of what came of it.
+/// One form's cache, and the sums of its results.
 struct form_run {
   form_quality found{};
   std::unique_ptr<paged_cache<host_place>> cache{};
-  std::unique_ptr<closing_cache> closing{};  // instead, of a form whose blocks are closed
+  std::unique_ptr<closing_cache> closing{};  // used instead for a form with closed blocks
   double surprise = 0;                       // sum of -ln p
   std::vector<double> divergences{};
 };
 
-/// A window of a text: its tokens, behind each of which the next is predicted.
+/// A window of a text: its tokens, after each of which the model predicts the next.
 using text_window = std::span<const std::uint8_t>;
 
-/// Decodes windows side by side, a token each a step, as an engine does: what a token attends to has gone
-/// through the cache.
+/// Decodes windows side by side, one token of each per step, as an engine does, so that all attended tokens
+/// have gone through the cache.
 /// @param windows  each of 2 tokens or more; longer ones first.
-/// @param told     called with a window's number, the position and the logits behind it.
+/// @param told     called with a window's number, the position and the logits after it.
 template <kv_cache Cache, class Told>
 void decode_windows(const trained_model& of, Cache& cache, std::span<const text_window> windows,
                     const Told& told) {
@@ -130,8 +130,8 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
 
 }  // namespace detail
 
-/// Decodes a text with a cache of each form, and compares what the model makes of it. The text is cut into
-/// windows of the model's context, since its positions end there; every token but the text's first is
+/// Decodes a text with a cache of each form, and compares the model's predictions. The text is cut into
+/// windows of the model's context, because its positions end there; every token except the text's first is
 /// predicted once.
 /// @throws llmmem::argument_error  for a text of fewer than 2 tokens, and heads that attention cannot read;
 ///   `llmmem::error` for a model whose logits are not finite.
@@ -182,11 +182,12 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
         std::span(windows).subspan(first, std::min<std::size_t>(at_once, windows.size() - first));
     right.assign(some.size() * context, {});
     for (detail::form_run& run : runs) {
-      // By window, and those in order: sums do not depend on how many windows are decoded at once.
+      // Sums by window, and then over windows in order, so that they do not depend on the number of windows
+      // decoded at once.
       std::vector<double> surprises(some.size());
       std::vector<double> divergences(some.size());
       const auto told = [&](std::size_t window, std::size_t position, std::span<const float> logits) {
-        // Whatever is compared with what is no number would be none, and say nothing about the form.
+        // A comparison with NaN would be NaN, and say nothing about the form.
         if (!std::ranges::all_of(logits, [](float each) { return std::isfinite(each); })) {
           throw llmmem::error(fmt::format(
               "{}: with keys and values in {}, the model's logits behind token {} are not all "
@@ -235,7 +236,7 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
   return out;
 }
 
-/// A perplexity beyond all doubles is null: JSON has no infinity.
+/// A perplexity past all doubles is null, because JSON has no infinity.
 [[nodiscard]] inline std::string to_json(const perplexity_finding& found) {
   std::string forms;
   for (const form_quality& each : found.forms) {

@@ -1,6 +1,6 @@
 /// @file
-/// Requests served by a model over a cache: prompts that begin alike, samples that fork, drafts that are
-/// taken back.
+/// Requests served by a model over a cache: prompts with a common beginning, samples that fork, drafts that
+/// are truncated.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -24,10 +24,10 @@ namespace paged_decode {
 struct service_plan {
   std::uint32_t requests = 4;
   std::uint32_t prefix_tokens = 52;  ///< all prompts begin with these
-  std::uint32_t own_tokens = 21;     ///< and go on with as many of their own
+  std::uint32_t own_tokens = 21;     ///< and continue with this many own tokens
   std::uint32_t answer_tokens = 64;
-  std::uint32_t chunk_tokens = 24;  ///< of a prompt, a step
-  std::uint32_t samples = 3;        ///< of every second request: the first takes the likeliest token
+  std::uint32_t chunk_tokens = 24;  ///< tokens of a prompt per step
+  std::uint32_t samples = 3;        ///< samples of every second request; the first takes the likeliest token
   std::uint32_t drafts = 4;         ///< tokens guessed ahead for the other requests; 0: none
   std::uint64_t seed = 1;
 
@@ -45,11 +45,11 @@ struct service_plan {
   }
 };
 
-/// What one sample of a request came to.
+/// The result of one sample of a request.
 struct transcript {
   std::uint32_t request = 0;
   std::uint32_t sample = 0;
-  std::vector<llmmem::token_id> tokens{};  ///< of the prompt and the answer
+  std::vector<llmmem::token_id> tokens{};  ///< tokens of the prompt and the answer
   std::vector<float> logits{};             ///< [answer_tokens][vocabulary]
 };
 
@@ -62,7 +62,7 @@ struct service_result {
   [[nodiscard]] std::uint64_t answer_tokens(const service_plan& of) const noexcept {
     return transcripts.size() * of.answer_tokens;
   }
-  /// Of all tokens and all bits of all logits.
+  /// A digest of all tokens and all bits of all logits.
   [[nodiscard]] std::uint64_t digest() const {
     std::vector<std::uint64_t> parts;
     for (const transcript& each : transcripts) {
@@ -83,8 +83,8 @@ struct service_result {
   return out;
 }
 
-/// The next token: of sample 0 the likeliest; of the others one by its likelihood, by a number made up of
-/// where it stands (Gumbel's way), so that a repeated computation chooses the same.
+/// Chooses the next token: for sample 0 the likeliest; for others at random by likelihood, with a random
+/// number that follows from the position (Gumbel's method), so that a repeated computation chooses the same.
 [[nodiscard]] inline llmmem::token_id choose(std::span<const float> logits, const service_plan& plan,
                                              const transcript& of) {
   std::size_t best = 0;
@@ -104,7 +104,7 @@ struct service_result {
   return static_cast<llmmem::token_id>(best);
 }
 
-/// Guesses what comes next: what came when the last token was there before.
+/// Guesses the next token: the one that followed the previous occurrence of the last token.
 [[nodiscard]] inline std::vector<llmmem::token_id> draft(std::span<const llmmem::token_id> tokens,
                                                          std::size_t most) {
   for (std::size_t at = tokens.size() - 1; at-- > 0;) {
@@ -115,7 +115,7 @@ struct service_result {
   return {};
 }
 
-/// Serves a plan's requests, one more of which begins with every second step, over one cache.
+/// Serves a plan's requests over one cache; another request begins at every second step.
 template <kv_cache Cache>
 class service {
  public:
@@ -165,7 +165,7 @@ class service {
     end_streams();
   }
 
-  /// The next chunk of a prompt; or the last token, and drafts behind it.
+  /// Returns the next chunk of a prompt, or the last token and drafts after it.
   void feed(stream& of) {
     const std::uint64_t known = cache_->tokens(of.where);
     const std::span<const llmmem::token_id> rest = std::span(of.of.tokens).subspan(known);
@@ -178,12 +178,12 @@ class service {
     }
   }
 
-  /// Takes the step's logits of a stream, whose rows begin at `row`: chooses as long as the tokens that were
-  /// fed are those that were chosen, and takes back what was fed behind.
+  /// Takes the step's logits of a stream, whose rows begin at `row`: accepts the fed tokens as long as they
+  /// equal the chosen ones, and truncates the rest.
   void take(stream& of, const rows_of_floats& logits, std::size_t row, std::vector<stream>& forks) {
     const std::uint64_t before = cache_->tokens(of.where) - of.fed.size();
-    std::size_t right = of.of.tokens.size() - before;            // of those fed: the others are guesses
-    if (right > of.fed.size()) return cache_->commit(of.where);  // of a prompt, and not its last
+    std::size_t right = of.of.tokens.size() - before;  // known tokens among those fed; the others are guesses
+    if (right > of.fed.size()) return cache_->commit(of.where);  // a chunk of a prompt that is not the last
     if (of.of.tokens.size() == plan_.prompt_tokens()) fork(of, logits[row + right - 1], forks);
     while (!is_done(of.of)) {
       choose_next(of.of, logits[row + right - 1]);
@@ -195,7 +195,7 @@ class service {
     cache_->commit(of.where);
   }
 
-  /// Samples share all of the prompt, until each writes its own token behind it.
+  /// Samples share all of the prompt until each writes its own token after it.
   void fork(stream& of, std::span<const float> logits, std::vector<stream>& forks) {
     for (std::uint32_t sample = 1; sample < plan_.samples_of(of.of.request); ++sample) {
       stream made = of;
@@ -230,8 +230,7 @@ class service {
   service_result out_{};
 };
 
-/// The logits behind every token of an answer when all of it is told, not chosen: what other forms of a cache
-/// are compared by.
+/// Returns the logits after every token of a given answer, to compare the forms of a cache.
 template <kv_cache Cache>
 [[nodiscard]] std::vector<float> told_logits(const model& of, Cache& cache, const service_plan& plan,
                                              const transcript& what) {

@@ -1,5 +1,5 @@
 /// @file
-/// The forms that a cache keeps keys and values in: what each is called, and what becomes of a vector in it.
+/// The forms in which a cache keeps keys and values: their names, and their effect on a vector.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -40,23 +40,24 @@ inline constexpr std::array<kv_form, 2> closing_forms{kv_form::int8_by_channel, 
   return elements[static_cast<std::size_t>(form)];
 }
 
-/// Of keys and values in fp8. A power of two: it moves the range (to 28 here), and rounds nothing.
+/// The scale of keys and values in fp8. A power of two moves the range (to 28 here), and rounds nothing.
 inline constexpr float fp8_scale = 0.0625F;
-/// Elements that share a scale in int8, and the unit of all forms in groups.
+/// Elements that share a scale in int8; also the unit of all grouped forms.
 inline constexpr std::uint32_t int8_group = 32;
 
-/// Whether a form has codes and a scale for each group of a vector.
+/// Returns whether a form has codes and a scale for each group of a vector.
 [[nodiscard]] constexpr bool is_grouped(kv_form form) noexcept {
   return form == kv_form::int8 || form == kv_form::int4_by_token;
 }
-/// Elements that share a scale: of int4 by token all of a head's, where the kernels have groups so long.
+/// Returns the elements that share a scale: in int4 by token all of a head's, if the kernels have groups of
+/// that length.
 /// @pre the form is grouped, and `head_dim` a multiple of `int8_group`
 [[nodiscard]] constexpr std::uint32_t group_elements(kv_form form, std::uint32_t head_dim) noexcept {
   const bool is_complete = form == kv_form::int4_by_token && (head_dim == 64 || head_dim == 128);
   return is_complete ? head_dim : int8_group;
 }
 
-/// The vectors' numbers as a cache of this form gives them back.
+/// Returns the vectors' values after a round trip through a cache of this form.
 /// @param head_dim  elements of each vector.
 inline void round_to(kv_form form, std::span<float> numbers, std::uint32_t head_dim) {
   using llmmem::dtype;

@@ -1,6 +1,6 @@
 /// @file
-/// A paged cache with tiers beneath it: what it evicts goes to host memory and a file, and comes back instead
-/// of being computed again.
+/// A paged cache with tiers below it: evicted blocks go to host memory and a file, and come back instead of
+/// being computed again.
 #pragma once
 
 #include <llmmem/offload/kv_tiers.hpp>
@@ -20,7 +20,7 @@
 
 namespace paged_decode {
 
-/// How much lies beneath a cache.
+/// The sizes of the tiers below a cache.
 struct tier_sizes {
   std::uint64_t host = 0;  ///< blocks
   std::uint64_t file = 0;  ///< blocks
@@ -28,7 +28,7 @@ struct tier_sizes {
 };
 
 struct tier_counts {
-  std::uint64_t host_blocks = 0;  ///< loaded from each
+  std::uint64_t host_blocks = 0;  ///< blocks loaded from each tier
   std::uint64_t file_blocks = 0;
   std::uint64_t failed_blocks = 0;
   std::uint64_t block_bytes = 0;
@@ -45,7 +45,7 @@ struct tier_counts {
 }
 
 /// A `kv_cache`.
-/// @tparam Mover  what `mover_of` makes of the cache's store.
+/// @tparam Mover  the mover that `mover_of` makes for the cache's store.
 template <class Mover>
 class tiered_cache {
  public:
@@ -62,7 +62,7 @@ class tiered_cache {
             llmmem::offload::kv_tier(host_, sizes.host * bytes_, llmmem::demoting<llmmem::write_through>{}),
             llmmem::offload::kv_tier(file_, sizes.file * whole_pages(bytes_))) {}
 
-  /// Finds what the cache has of a prompt, and loads what the tiers have behind it, layer by layer.
+  /// Finds the cached part of a prompt, and loads the tiers' blocks after it, layer by layer.
   [[nodiscard]] sequence create(std::span<const llmmem::token_id> prompt) {
     const sequence made = cache_->create(prompt);
     // The last token is computed in any case: its logits are wanted.

@@ -1,5 +1,5 @@
 /// @file
-/// Conversations over a cache that holds them all, over a small one, and over the small one with tiers.
+/// Runs conversations over a cache for all of them, over a small one, and over the small one with tiers.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -22,12 +22,12 @@ namespace paged_decode {
 struct tiers_experiment {
   conversation_plan plan{};
   tier_sizes sizes{};
-  std::uint64_t device_blocks = 0;  ///< 0: a tenth of all contexts, or what one conversation needs
+  std::uint64_t device_blocks = 0;  ///< 0: a tenth of all contexts, or the need of one conversation
 };
 
 struct tiers_finding {
-  conversation_result whole{};  ///< by a cache that holds everything
-  conversation_result small{};  ///< by a small one: what left it is computed again
+  conversation_result whole{};  ///< with a cache for everything
+  conversation_result small{};  ///< with a small cache, which computes evicted blocks again
   conversation_result tiered{};
   tier_counts tiers{};
   std::uint64_t context_blocks = 0;

@@ -1,6 +1,6 @@
 /// @file
-/// The model that train_gpt trained, read from one of its checkpoints: all of a decode step but the attention
-/// over the cache.
+/// A model of train_gpt, read from one of its checkpoints: all of a decode step except attention over the
+/// cache.
 #pragma once
 
 #include <llmmem/checkpoint/load.hpp>
@@ -33,14 +33,14 @@
 
 namespace paged_decode {
 
-/// A decode step of train_gpt's model. Products, norms and GELU are those of `train_gpt::gpt` with the same
-/// bits, whatever else is in the batch; the attention of a paged cache sums in another order, so that logits
-/// differ from those of `train_gpt::gpt` by roundings alone.
+/// A decode step of train_gpt's model. Products, norms and GELU have the bits of `train_gpt::gpt`, regardless
+/// of the rest of the batch. The attention of a paged cache sums in another order, so logits differ from
+/// those of `train_gpt::gpt` only by rounding.
 ///
-/// @par Thread safety   one caller: products share scratch memory.
+/// @par Thread safety   one caller, because products share scratch memory.
 class trained_model {
  public:
-  /// @param layers  the parameters of each layer, as `train_gpt::parameter_layout` has them.
+  /// @param layers  the parameters of each layer, in the order of `train_gpt::parameter_layout`.
   trained_model(const train_gpt::gpt_shape& shape, std::vector<std::vector<float>> layers)
       : shape_(shape), layers_(std::move(layers)), scratch_(train_gpt::product_scratch_elements) {
     shape_.validate();
@@ -90,7 +90,7 @@ class trained_model {
     return out;
   }
 
-  /// What a block adds to `x`, given what its heads attended to.
+  /// Adds a block's output to `x`, given the results of its heads' attention.
   void finish_layer(std::uint32_t block, rows_of_floats& x, const rows_of_floats& attended) const {
     using enum train_gpt::block_tensor;
     const weights of = weights_of(block + std::size_t{1});
@@ -102,7 +102,7 @@ class trained_model {
     x = affine(inner, of[contract_weight], of[contract_bias].data, &x);
   }
 
-  /// Of each row: how likely each byte is to come next.
+  /// For each row, the logit of each byte.
   [[nodiscard]] rows_of_floats logits(const rows_of_floats& x) const {
     using enum train_gpt::head_tensor;
     const weights of = weights_of(shape_.blocks + 1);
@@ -125,7 +125,7 @@ class trained_model {
                                    train_gpt::as_matrix(x.all(), x.columns()), w, scratch_);
   }
 
-  /// added + bias + x w, without `added` when it is left out.
+  /// added + bias + x w, or without `added` if it is omitted.
   [[nodiscard]] rows_of_floats affine(const rows_of_floats& x, const weight_matrix& w, const float* bias,
                                       const rows_of_floats* added = nullptr) const {
     rows_of_floats y(x.rows(), w.columns);
@@ -173,7 +173,7 @@ class trained_model {
 
 namespace detail {
 
-/// The number behind `name` in what a run said of itself: `layers 6 width 256 heads 8 ...`.
+/// Returns the number after `name` in a run's description: `layers 6 width 256 heads 8 ...`.
 [[nodiscard]] inline std::optional<std::uint64_t> number_after(std::string_view text, std::string_view name) {
   const std::size_t at = text.find(std::string(name) + " ");
   if (at == std::string_view::npos || (at != 0 && text[at - 1] != ' ')) return std::nullopt;
@@ -181,9 +181,9 @@ namespace detail {
   return example::parse_count(rest.substr(0, rest.find(' ')));
 }
 
-/// The shape of a checkpoint's model: from its tensors, and the number of heads, which no tensor shows, from
-/// what the run said of itself.
-/// @throws llmmem::format_error  for another model's checkpoint; it says what is missing or differs.
+/// The shape of a checkpoint's model: from its tensors, and, for the number of heads, which no tensor shows,
+/// from the run's description.
+/// @throws llmmem::format_error  for another model's checkpoint; the text says what is missing or differs.
 [[nodiscard]] inline train_gpt::gpt_shape shape_of(llmmem::posix_storage<>& storage,
                                                    const std::string& folder,
                                                    const llmmem::found_checkpoint& found) {
@@ -240,10 +240,10 @@ namespace detail {
 
 }  // namespace detail
 
-/// Reads the newest whole checkpoint of a folder that train_gpt saved to, every byte verified. Where newer
-/// ones are damaged, `notes` says so.
-/// @throws llmmem::system_error  when the folder does not exist; `format_error` when it has no checkpoint of
-///   train_gpt, `storage_error` when it cannot be read.
+/// Reads the newest complete checkpoint of a folder of train_gpt, and verifies every byte. If newer ones are
+/// damaged, `notes` says so.
+/// @throws llmmem::system_error  if the folder does not exist; `format_error` if it has no checkpoint of
+///         train_gpt, `storage_error` if it cannot be read.
 [[nodiscard]] inline trained_model load_trained_model(const std::string& folder, std::FILE* notes = stderr) {
   if (std::error_code why; !std::filesystem::is_directory(folder, why)) {
     throw llmmem::system_error(fmt::format("--weights {}: {}; train_gpt --checkpoint-dir makes one",

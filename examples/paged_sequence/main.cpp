@@ -1,6 +1,6 @@
 /// The life of a paged sequence: allocate, share a cached prefix, fork, copy on write, free.
 ///
-/// The "KV" is the text itself, one byte a token, so that every copy and every shared block can be read.
+/// The "KV" is the text itself, one byte per token, so that every copy and every shared block is readable.
 #include <llmmem/paged_allocator.hpp>
 #include <llmmem/paging/block_storage.hpp>
 #include <llmmem/space/host.hpp>
@@ -18,7 +18,7 @@ std::vector<llmmem::token_id> tokens_of(std::string_view text) {
   return {text.begin(), text.end()};
 }
 
-/// A cache of four-token blocks, and the bytes behind them.
+/// A cache of four-token blocks, and their bytes.
 struct engine {
   llmmem::paged_allocator<> cache{{.blocks = 64, .block_tokens = 4}};
   llmmem::host_space host{{.budget = 1 << 20}};
@@ -28,8 +28,8 @@ struct engine {
     return storage[cache.blocks(sequence)[position / 4]].data[position % 4];
   }
 
-  /// What an engine does with tokens: room for them, the copy that a shared last block asks for, their KV,
-  /// and then the word that it is written.
+  /// An engine's work for new tokens: it makes space, copies a shared last block, writes their KV, and
+  /// commits it.
   void append(llmmem::sequence_id sequence, std::string_view text) {
     const llmmem::append_result grown = cache.append(sequence, tokens_of(text)).value();
     storage.copy_async(host, grown.copy).value().wait();
@@ -38,7 +38,7 @@ struct engine {
     cache.commit(sequence).value();
   }
 
-  /// A sequence for a prompt; cached blocks are shared, the rest is computed.
+  /// Makes a sequence for a prompt: shares cached blocks, and computes the rest.
   llmmem::sequence_id start(std::string_view prompt) {
     const llmmem::sequence_id sequence = cache.create().value();
     const std::uint64_t hit = cache.match(sequence, tokens_of(prompt)).value().tokens;

@@ -1,5 +1,5 @@
 /// @file
-/// The program but for the replay itself: load, replay what is needed, print.
+/// The program except the replay itself: loads, replays as needed, prints.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace replay_trace {
 
 using example::exit_status;
 
-/// What the program writes to. Results go to `out`, everything else to `notes`.
+/// The program's outputs. Results go to `out`, everything else to `notes`.
 struct console {
   std::FILE* out = stdout;
   std::FILE* notes = stderr;
@@ -35,13 +35,13 @@ struct console {
   bar_style bars = bar_style::unicode;
 };
 
-/// `replay`, or a stand-in for it in a test.
+/// `replay`, or its double in a test.
 using replay_function =
     std::function<replay_result(const trace&, const replay_options&, const replay_progress&)>;
 
 namespace detail {
 
-/// Opens `path` for writing, leaving what it holds until something is written.
+/// Opens `path` for writing, and keeps its contents until something is written.
 [[nodiscard]] inline example::file_handle open_for_writing(const std::string& path) {
   example::file_handle file(std::fopen(path.c_str(), "ab"), &std::fclose);
   if (!file) throw example::file_error(path, "write");
@@ -56,8 +56,8 @@ inline void write_file(const std::string& path, std::string_view text) {
   if (!written) throw example::file_error(path, "write");
 }
 
-/// Capacities to draw: 1, 2 and 5 of each power of ten from where the trace can be served to where nothing is
-/// evicted, that end included.
+/// The capacities to draw: 1, 2 and 5 of each power of ten from the smallest that can serve the trace to the
+/// first without evictions, inclusive.
 [[nodiscard]] inline std::vector<std::uint64_t> chart_capacities(const trace& from) {
   const std::uint64_t distinct = std::max<std::uint64_t>(distinct_blocks(from), 1);
   const std::uint64_t least = std::max<std::uint64_t>(longest_request_blocks(from), distinct / 1000);
@@ -133,7 +133,7 @@ inline void run_checked(const command_line& asked, const replay_function& replay
     throw trace_error(example::printable(from.name(), 512) +
                       ": has lengths only, so no block is ever found again; leave out --tiers");
   }
-  std::vector<std::string> compared;  // without eviction all policies are the same
+  std::vector<std::string> compared;  // without evictions all policies are equal
   const bool is_pool = asked.tiers && asked.tiers->nodes > 1;
   const bool compares = !asked.json && asked.capacity_blocks && from.has_block_ids() && !is_pool;
   for (const char* policy : {"lru", "min"}) {

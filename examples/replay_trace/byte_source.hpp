@@ -30,10 +30,11 @@ concept byte_source = requires(Source& source, const Source& named, std::span<ch
   { named.name() } -> std::convertible_to<std::string_view>;
 };
 
-/// A file, read without buffering of its own (the line reader has the buffer).
+/// A file, read without a buffer, because the line reader has one.
 ///
-/// @par Errors   the constructor throws `llmmem::system_error` for what cannot be opened or is a directory;
-/// `read` throws it when the system does. Both name the path and the system's reason.
+/// @par Errors   the constructor throws `llmmem::system_error` for a file that cannot be opened, or a
+///               directory; `read` throws it if the system refuses. Both texts have the path and the system's
+///               reason.
 class file_source {
  public:
   explicit file_source(std::string path) : name_(std::move(path)) {

@@ -1,5 +1,5 @@
 /// @file
-/// The tiers beneath a replay's cache: host memory and NVMe, with bytes behind every block.
+/// The tiers below a replay's cache: host memory and NVMe, with bytes for every block.
 #pragma once
 
 #include <llmmem/comm/thread_network.hpp>
@@ -24,7 +24,7 @@
 
 namespace replay_trace {
 
-/// What came out of the tiers for one prompt.
+/// The blocks of the tiers for one prompt.
 struct tier_hits {
   std::uint64_t host_blocks = 0;
   std::uint64_t nvme_blocks = 0;
@@ -32,16 +32,16 @@ struct tier_hits {
   std::uint64_t nvme_tokens = 0;
 };
 
-/// A cache with two tiers beneath it. What the cache evicts goes to host memory and from there to NVMe; host
-/// evicts what was unused for longest, and sends down again what NVMe has lost. Every block has bytes that
-/// follow from its key, so that each that comes back can be checked.
+/// A cache with two tiers below it. Blocks that the cache evicts go to host memory and from there to NVMe.
+/// The host evicts the least recently used block, and sends it down again if NVMe has lost it. Every block's
+/// bytes follow from its key, so that each block that comes back can be checked.
 ///
 /// @tparam Cache  a `paged_allocator` with the observer `offload::tier_link`.
-/// @par Errors   throws `llmmem::error` when a block comes back with other bytes than it left with.
+/// @par Errors   throws `llmmem::error` if a block comes back with different bytes.
 template <class Cache>
 class cache_tiers {
  public:
-  /// @param node   of several: it names the file of the NVMe tier.
+  /// @param node   the number of this node, which names the file of the NVMe tier.
   /// @param store  when blocks go from the cache to host memory.
   cache_tiers(Cache& cache, const tier_blocks& tiers, std::uint32_t node = 0,
               llmmem::offload::store_policy store = llmmem::write_back{})
@@ -63,16 +63,16 @@ class cache_tiers {
   void join(llmmem::thread_endpoint& end) {
     on_side([&](auto& side) { side.pool.emplace(side.tiers, end, llmmem::kv_pool_options{}); });
   }
-  /// Lets a pool's node answer others.
+  /// Lets the pool's node answer others.
   void progress() {
     on_side([](auto& side) {
       if (side.pool) side.pool->progress();
     });
   }
-  /// Brings what other nodes have of a prompt behind what `sequence` holds into the host tier, and calls
-  /// `then` while it stays there.
-  /// @param drive  lets all nodes go on.
-  /// @return blocks that came.
+  /// Fetches into the host tier the blocks that other nodes have after those of `sequence`, and calls `then`
+  /// while they stay there.
+  /// @param drive  lets all nodes progress.
+  /// @return blocks that arrived.
   template <class Drive, class Then>
   std::uint64_t with_fetched(const llmmem::kv_chain& chain, llmmem::sequence_id sequence, Drive&& drive,
                              Then&& then) {
@@ -89,14 +89,14 @@ class cache_tiers {
     });
     return blocks;
   }
-  /// Stores what the policy wants of a sequence, and tells the pool.
+  /// Stores the blocks of a sequence that the policy selects, and publishes them to the pool.
   void store(llmmem::sequence_id sequence, const llmmem::kv_chain& chain) {
     on_side([&](auto& side) {
       side.tiers.store(sequence).value();
       if (side.pool) side.pool->publish(chain, chain.tokens());
     });
   }
-  /// What a pool's node did.
+  /// The counters of the pool's node.
   [[nodiscard]] llmmem::pool::stats pool_stats() {
     llmmem::pool::stats out;
     on_side([&](auto& side) {
@@ -105,7 +105,7 @@ class cache_tiers {
     return out;
   }
 
-  /// Brings what the tiers have of a prompt behind what `sequence` holds, and checks it.
+  /// Loads the blocks that the tiers have after those of `sequence`, and checks them.
   tier_hits load(llmmem::sequence_id sequence, const llmmem::keyed_blocks& prompt) {
     if (cache_->blocks(sequence).size() == prompt.keys.size()) return {};
     return load(sequence, prompt, llmmem::kv_chain(*cache_, prompt));
@@ -116,14 +116,14 @@ class cache_tiers {
     on_side([&](auto& side) { out = load_from(side.tiers, sequence, prompt, chain); });
     return out;
   }
-  /// Writes the bytes of blocks `first` to the end of a sequence, as computing them would.
+  /// Writes the bytes of a sequence's blocks from `first` to the end, in place of their computation.
   void compute(llmmem::sequence_id sequence, std::span<const llmmem::block_key> keys, std::size_t first) {
     const auto table = cache_->blocks(sequence);
     for (std::size_t i = first; i < keys.size(); ++i)
       each_word(keys[i],
                 [&](std::size_t w, std::uint64_t word) { std::memcpy(at(table[i]) + 8 * w, &word, 8); });
   }
-  /// Waits until what was evicted has gone down: the same hits at any speed of the device.
+  /// Waits until evicted blocks have moved down, so that the hits do not depend on the device's speed.
   void settle() {
     on_side([](auto& side) { side.tiers.flush(); });
   }

@@ -26,18 +26,18 @@ struct chart_point {
 
 struct chart_series {
   std::string name;
-  std::vector<chart_point> points;  ///< in rising order of capacity
+  std::vector<chart_point> points;  ///< in ascending order of capacity
 };
 
 struct hit_ratio_chart {
   std::string title;
   std::vector<chart_series> series;
-  std::optional<double> ceiling;  ///< the ratio that no capacity passes
+  std::optional<double> ceiling;  ///< the ratio that no capacity exceeds
 };
 
 namespace detail {
 
-/// `text` as XML text: markup escaped, what XML 1.0 cannot hold (and all non-ASCII) as `?`.
+/// `text` as XML text: markup escaped, characters outside XML 1.0 (and all non-ASCII) as `?`.
 [[nodiscard]] inline std::string xml_text(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -65,8 +65,8 @@ namespace detail {
   return fmt::format("{}", value);
 }
 
-/// Where labels wanted at `wanted` go so that neighbours are `gap` apart and all lie within [top, bottom] if
-/// they can: each as near its place as the order allows.
+/// Places labels so that neighbours are `gap` apart and all are within [top, bottom] if possible, each as
+/// near its `wanted` place as the order allows.
 [[nodiscard]] inline std::vector<double> spread_labels(const std::vector<double>& wanted, double gap,
                                                        double top, double bottom) {
   std::vector<std::size_t> order(wanted.size());
@@ -138,27 +138,28 @@ inline void check_chart(const hit_ratio_chart& chart) {
                                      "\" has a point at capacity 0, which a logarithmic axis cannot show");
       }
       if (!(point.ratio >= 0 && point.ratio <= 1)) {
-        throw llmmem::argument_error(
-            fmt::format("chart: series \"{}\" has the hit ratio {} at capacity {}; it lies between 0 and 1",
-                        line.name, point.ratio, point.capacity));
+        throw llmmem::argument_error(fmt::format(
+            "chart: series \"{}\" has the hit ratio {} at capacity {}; it must be between 0 and 1", line.name,
+            point.ratio, point.capacity));
       }
     }
   }
   if (chart.series.empty()) throw llmmem::argument_error("chart: nothing to draw, there is no series");
   if (chart.ceiling && !(*chart.ceiling >= 0 && *chart.ceiling <= 1)) {
     throw llmmem::argument_error(
-        fmt::format("chart: the ceiling is {}; it lies between 0 and 1", *chart.ceiling));
+        fmt::format("chart: the ceiling is {}; it must be between 0 and 1", *chart.ceiling));
   }
 }
 
 }  // namespace detail
 
-/// Draws `chart` as a self-contained SVG without background, fonts or scripts of its own.
+/// Draws `chart` as a self-contained SVG without background, fonts or scripts.
 ///
 /// All colours are mid-tones with a contrast of 3 or more against white and against near-black, so that the
-/// picture serves light and dark pages; lines differ in dash and marker as well as in colour.
+/// picture suits light and dark pages; lines also differ in dash and marker.
 ///
-/// @throws llmmem::argument_error  no series, a series without points, capacity 0, a ratio outside [0, 1].
+/// @throws llmmem::argument_error  for no series, a series without points, capacity 0, or a ratio outside [0,
+///         1].
 [[nodiscard]] std::string draw_svg(const hit_ratio_chart& chart);
 
 }  // namespace replay_trace

@@ -1,5 +1,5 @@
 /// @file
-/// What `replay_trace` was asked to do.
+/// The command line of `replay_trace`.
 #pragma once
 
 #include <llmmem/model/presets.hpp>
@@ -30,7 +30,7 @@ using example::usage_error;
 
 struct command_line {
   std::optional<std::string> trace_file;         ///< empty: generate one
-  std::optional<trace_format> format;            ///< empty: tell it from the content
+  std::optional<trace_format> format;            ///< empty: recognise it by the content
   std::optional<std::uint64_t> capacity_blocks;  ///< empty: unlimited
   std::vector<std::string> policies{"lru"};      ///< all of them for `--policy all`
   std::optional<std::uint32_t> block_tokens;     ///< empty: the trace's own
@@ -39,10 +39,10 @@ struct command_line {
   std::uint64_t seed = 1;
   bool json = false;
   bool skip_bad = false;
-  std::optional<tier_blocks> tiers;  ///< beneath a cache of `capacity_blocks`
+  std::optional<tier_blocks> tiers;  ///< below a cache of `capacity_blocks`
 };
 
-/// A command line, or the help text that was asked for instead.
+/// A command line, or the requested help text.
 struct parsed_command_line {
   command_line asked;
   std::optional<std::string> help;
@@ -83,7 +83,7 @@ namespace detail {
 
 namespace detail {
 
-/// Whether one of the policies is told what comes next.
+/// Returns whether one of the policies knows future requests.
 [[nodiscard]] inline bool sees_future(const std::vector<std::string>& policies) {
   return std::any_of(policies.begin(), policies.end(), [](const std::string& each) {
     return each == "min" ||
@@ -93,12 +93,12 @@ namespace detail {
 
 }  // namespace detail
 
-/// Reads `arguments`, the program's name left out.
-/// @throws usage_error  with a text that names the option, what was given and what would be right.
+/// Reads `arguments`, without the program's name.
+/// @throws usage_error  with a text that names the option, its value and valid ones.
 [[nodiscard]] inline parsed_command_line parse_command_line(std::vector<std::string> arguments) {
   CLI::App app("Replays a trace of LLM requests through a paged KV cache with prefix sharing and eviction.",
                "replay_trace");
-  // The last of several wins: scripts that pass arguments on may have given some already.
+  // The last of several wins, because scripts that pass arguments on may already have given some.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   std::optional<std::string> trace_file, format, capacity, block_tokens, model, chart, seed, tiers,
       block_bytes, tier_folder, pool;
@@ -111,7 +111,8 @@ namespace detail {
          "gzip or zstd")
       ->type_name("FILE");
   app.add_flag("--generate", generate, "replay a built-in synthetic trace instead");
-  app.add_option("--format", format, "mooncake, azure, bailian or burstgpt (default: told from the content)")
+  app.add_option("--format", format,
+                 "mooncake, azure, bailian or burstgpt (default: recognised by the content)")
       ->type_name("NAME");
   app.add_option("--capacity-blocks", capacity, "blocks the cache holds (default: unlimited)")
       ->type_name("N");
@@ -128,25 +129,25 @@ namespace detail {
                  "model whose KV cache is sized (default: llama3-70b): " + detail::model_names())
       ->type_name("PRESET");
   app.add_option("--tiers", tiers,
-                 "hbm=N,host=N,nvme=N: blocks of the cache, and of two slower tiers for what it drops")
+                 "hbm=N,host=N,nvme=N: blocks of the cache, and of two slower tiers for evicted blocks")
       ->type_name("BLOCKS");
   app.add_option("--block-bytes", block_bytes,
                  "bytes of a block that --tiers move and check, a multiple of 8 (default: 16)")
       ->type_name("B");
   app.add_option("--tier-dir", tier_folder,
-                 "folder for the file of the nvme tier (default: host memory stands for it)")
+                 "folder for the file of the nvme tier (default: host memory replaces it)")
       ->type_name("DIR");
-  app.add_option(
-         "--pool", pool,
-         "nodes that serve the trace in turns, each with --tiers of that size: apart, and as one pool")
+  app.add_option("--pool", pool,
+                 "nodes that serve the trace alternately, each with --tiers of that size: separately, and as "
+                 "one pool")
       ->type_name("NODES");
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
   app.add_option("--chart", chart, "draw hit ratio against capacity for all policies to this SVG file")
       ->type_name("FILE.svg");
-  app.add_option("--seed", seed, "of the generator and of whatever else is drawn at random (default: 1)")
+  app.add_option("--seed", seed, "of the generator and of all other random numbers (default: 1)")
       ->type_name("N");
   app.add_flag("--skip-bad", asked.skip_bad,
-               "count malformed lines and go on, instead of stopping at the first");
+               "count malformed lines and continue, instead of stopping at the first");
   if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
 
   if (trace_file && generate) throw usage_error("--trace and --generate exclude each other; give one");

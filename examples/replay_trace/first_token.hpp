@@ -1,5 +1,5 @@
 /// @file
-/// What tiers beneath the cache mean for the time to the first token, by bandwidth and compute alone.
+/// The effect of tiers below the cache on the time to the first token, by bandwidth and compute alone.
 #pragma once
 
 #include <llmmem/model/model_shape.hpp>
@@ -11,19 +11,19 @@
 
 namespace replay_trace {
 
-/// What the machine that a report imagines can do.
+/// The speeds of a report's assumed machine.
 struct imagined_machine {
-  double host_bytes_per_second = 50e9;  ///< PCIe 5 x16, as far as copies get
+  double host_bytes_per_second = 50e9;  ///< PCIe 5 x16, as copies reach it
   double nvme_bytes_per_second = 10e9;  ///< four drives of PCIe 4: DeepNVMe's figure for reads
   double flops = 1e15;                  ///< of the devices that share a model
 };
 
 /// Milliseconds of a mean request before its first token, each part alone and none overlapped.
 struct first_token_times {
-  double host_ms = 0;           ///< to bring up what the host tier had
-  double nvme_ms = 0;           ///< to bring up what the NVMe tier had
-  double compute_ms = 0;        ///< to compute what no tier had: two operations a parameter and token
-  double without_tiers_ms = 0;  ///< to compute all that the cache alone did not have
+  double host_ms = 0;           ///< to bring up the host tier's blocks
+  double nvme_ms = 0;           ///< to bring up the NVMe tier's blocks
+  double compute_ms = 0;        ///< to compute the tokens of no tier: two operations per parameter and token
+  double without_tiers_ms = 0;  ///< to compute all tokens that the cache alone did not have
 
   [[nodiscard]] double total_ms() const noexcept { return host_ms + nvme_ms + compute_ms; }
 };

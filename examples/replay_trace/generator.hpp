@@ -1,5 +1,5 @@
 /// @file
-/// A trace made up on the spot, shaped like an hour of a chat service, for where no real one is at hand.
+/// A generated trace like an hour of a chat service, for use without a real one.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -21,12 +21,12 @@ namespace replay_trace {
 struct generator_options {
   std::uint64_t seed = 1;
   std::uint64_t requests = 12'031;   ///< 1 to 10 million
-  std::uint32_t block_tokens = 512;  ///< tokens an id stands for
+  std::uint32_t block_tokens = 512;  ///< tokens per id
 };
 
 namespace detail {
 
-/// Tokens a conversation's first message adds to the system prompt (and document, if it has one).
+/// Tokens that a conversation's first message adds to the system prompt (and document, if it has one).
 inline constexpr quantile_table<12> first_message_tokens{{{{0, 380},
                                                            {50, 385},
                                                            {100, 400},
@@ -39,7 +39,7 @@ inline constexpr quantile_table<12> first_message_tokens{{{{0, 380},
                                                            {900, 25'500},
                                                            {980, 44'000},
                                                            {1000, 90'000}}}};
-/// Tokens each later message adds to the history.
+/// Tokens that each later message adds to the history.
 inline constexpr quantile_table<8> next_message_tokens{{{{0, 10},
                                                          {400, 90},
                                                          {600, 350},
@@ -57,10 +57,10 @@ inline constexpr quantile_table<9> answer_tokens{{{{0, 1},
                                                    {900, 580},
                                                    {990, 1'050},
                                                    {1000, 2'000}}}};
-/// Tokens of a document many conversations are about.
+/// Tokens of a document that many conversations share.
 inline constexpr quantile_table<5> document_tokens{
     {{{0, 600}, {500, 3'000}, {900, 12'000}, {990, 30'000}, {1000, 60'000}}}};
-/// Requests of others between two of the same conversation.
+/// Requests of other conversations between two of the same one.
 inline constexpr quantile_table<12> think_requests{{{{0, 20},
                                                      {50, 90},
                                                      {100, 130},
@@ -87,9 +87,9 @@ inline constexpr std::uint64_t mean_arrival_us = 294'000;
 ///
 /// A conversation begins with the one system prompt (512 tokens), 4 % of them with one of 512 documents,
 /// drawn Zipf-like (1/rank), and a first message. After 38 % of the answers another message follows, 20 to
-/// 6,000 requests of others later (median 440); its prompt is the whole history, so its blocks but the last
-/// are those of the turn before. Lengths are heavy-tailed. The quantiles are in the tables above; they were
-/// fitted to the Mooncake conversation trace.
+/// 6,000 requests of others later (median 440); its prompt is the whole history, so its blocks except the
+/// last are those of the previous turn. Lengths are heavy-tailed. The quantiles are in the tables above; they
+/// were fitted to the Mooncake conversation trace.
 ///
 /// @par Statistics   with the default options, for seeds 1 to 8 (the tests assert them); in brackets those of
 /// the Mooncake conversation trace:
@@ -128,7 +128,7 @@ inline constexpr std::uint64_t mean_arrival_us = 294'000;
   std::uint64_t next_block = 0;
   std::uint64_t now_us = 0;
   const std::uint64_t block = options.block_tokens;
-  // Blocks that are full keep their ids as a history grows; the short last one becomes another block.
+  // Full blocks keep their ids as a history grows; the short last one becomes a different block.
   const auto grow = [&](std::vector<std::uint64_t>& blocks, std::uint64_t full_tokens,
                         std::uint64_t to_tokens) {
     blocks.resize(std::min<std::uint64_t>(blocks.size(), full_tokens / block));
@@ -167,7 +167,7 @@ inline constexpr std::uint64_t mean_arrival_us = 294'000;
     result.add(now_us, prompt, answer, speaker.blocks);
     now_us += random.below(2 * detail::mean_arrival_us);
 
-    speaker.blocks.resize(prompt / block);  // the short last block will be another one
+    speaker.blocks.resize(prompt / block);  // the short last block will become a different one
     speaker.tokens = prompt + answer;
     if (speaker.tokens < detail::longest_prompt && random.below(1000) < detail::continue_per_mille) {
       waiting.push({number + 1 + detail::think_requests.sample(random), which});

@@ -18,11 +18,11 @@
 
 namespace replay_trace {
 
-/// What is wrong with a line and where in it; the trace reader adds file and line number.
+/// The fault of a line and its position; the trace reader adds file and line number.
 class line_fault : public llmmem::error {
  public:
   line_fault(std::size_t offset, const std::string& reason) : error(reason), offset_(offset) {}
-  /// Byte in the line, from 0.
+  /// The byte in the line, from 0.
   [[nodiscard]] std::size_t offset() const noexcept { return offset_; }
 
  private:
@@ -32,9 +32,9 @@ class line_fault : public llmmem::error {
 /// Walks one JSON object (RFC 8259) from left to right: `begin_object`, then `next_key` and one value read or
 /// skipped for each key, then `end`.
 ///
-/// Takes valid JSON and nothing else: no trailing commas, no comments, no NaN, strings of valid UTF-8 with
-/// valid escapes, at most 64 levels deep. Numbers are read as what they are to be, so that no length passes
-/// through a double.
+/// Accepts only valid JSON: no trailing commas, no comments, no NaN, strings of valid UTF-8 with valid
+/// escapes, at most 64 levels deep. Numbers are read as their target type, so no length passes through a
+/// double.
 ///
 /// @par Complexity   one pass; allocates only for strings with escapes or non-ASCII bytes.
 /// @par Errors   every function throws `line_fault`.
@@ -75,7 +75,7 @@ class json_line {
     return key;
   }
 
-  /// Where the key given out last begins.
+  /// Where the last returned key begins.
   [[nodiscard]] std::size_t key_offset() const noexcept { return key_offset_; }
 
   /// A whole number from 0 to 2^64 - 1, written without fraction or exponent.
@@ -114,7 +114,7 @@ class json_line {
     return peek() == '"';
   }
 
-  /// Reads past the next value if it is null. Says whether it was.
+  /// Skips the next value if it is null, and returns whether it was.
   [[nodiscard]] bool take_null() {
     skip_space();
     if (peek() != 'n') return false;
@@ -122,7 +122,7 @@ class json_line {
     return true;
   }
 
-  /// A number that is not negative, fractions and exponents allowed.
+  /// A nonnegative number; fractions and exponents are allowed.
   [[nodiscard]] double read_decimal(std::string_view field) {
     skip_space();
     const std::size_t start = at_;
@@ -157,7 +157,7 @@ class json_line {
     }
   }
 
-  /// Reads past one value of any type, checking it.
+  /// Skips one value of any type, and checks it.
   void skip_value(int depth = 1) {
     skip_space();
     switch (peek()) {
@@ -182,7 +182,7 @@ class json_line {
     }
   }
 
-  /// Nothing but space may be left.
+  /// Checks that only space is left.
   void end() {
     skip_space();
     if (at_ != text_.size()) fault("something follows the end of the object");
@@ -207,7 +207,7 @@ class json_line {
     if (at_ >= text_.size()) reason += ", but the line ends";
     throw line_fault(at_, reason);
   }
-  /// `field` is no good: says so with what stands there.
+  /// Throws a fault for `field`, with the text there.
   [[noreturn]] void refuse(std::size_t start, std::string_view field, const char* why) const {
     std::size_t end = start;
     while (end < text_.size() && !ends_value(static_cast<unsigned char>(text_[end])))
@@ -304,7 +304,7 @@ class json_line {
     if (peek() == '"') return text_.substr(start, at_++ - start);
     return read_escaped_string(start);
   }
-  /// The slow way: escapes, UTF-8, and all that is wrong.
+  /// The slow path: escapes, UTF-8, and all errors.
   std::string_view read_escaped_string(std::size_t start);
   void read_escape();
   [[nodiscard]] std::uint32_t read_hex4();

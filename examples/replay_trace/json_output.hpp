@@ -25,7 +25,7 @@ namespace replay_trace {
 }
 
 /// One result as an object on one line. Figures that do not exist (a ratio of no references) are `null`.
-/// `capacity_blocks` is always a number: for an unlimited replay, the blocks it came to hold.
+/// `capacity_blocks` is always a number: for an unlimited replay, the blocks that it held at the end.
 [[nodiscard]] inline std::string to_json(std::string_view trace_name, const replay_result& result,
                                          const llmmem::model_shape& model) {
   std::string tiers;
@@ -58,7 +58,7 @@ namespace replay_trace {
       result.peak_metadata_bytes, tiers);
 }
 
-/// Results as an array, one object a line.
+/// Results as an array, one object per line.
 [[nodiscard]] inline std::string to_json(std::string_view trace_name, std::span<const replay_result> results,
                                          const llmmem::model_shape& model) {
   std::string out = "[";

@@ -1,6 +1,5 @@
 /// @file
-/// What the lines of a trace must have in common: how many tokens an id stands for, when requests came, which
-/// numbers ids are.
+/// The rules that all lines of a trace must follow: tokens per id, times of requests, numbers of ids.
 #pragma once
 
 #include <array>
@@ -16,8 +15,7 @@
 
 namespace replay_trace {
 
-/// How many ids a prompt has: one a block of `tokens` tokens, where a block that is not full has one or has
-/// none.
+/// The number of a prompt's ids: one per block of `tokens` tokens, where a partial block has one or none.
 struct block_rule {
   std::uint32_t tokens = 0;
   bool full_blocks_only = false;
@@ -29,12 +27,12 @@ struct block_rule {
 
 /// Finds the rule that all lines of a trace follow.
 ///
-/// It begins with several, best first, and drops those that a line does not follow. A line that none is left
-/// for is malformed, and drops none.
+/// It begins with several rules, the best first, and drops those that a line does not follow. A line that
+/// would drop all of them is malformed, and drops none.
 class block_rules {
  public:
-  /// `block_tokens` tokens when that is given; else those of `format`, or, for Mooncake's, as tools write it
-  /// too, 16.
+  /// `block_tokens` tokens if given; otherwise those of `format`, or, for Mooncake's format as other tools
+  /// write it, 16.
   block_rules(trace_format format, std::optional<std::uint32_t> block_tokens) noexcept {
     const std::uint32_t own = block_tokens.value_or(default_block_tokens(format));
     const std::uint32_t other = block_tokens ? own : default_block_tokens(trace_format::bailian);
@@ -92,16 +90,17 @@ class block_rules {
 
   std::array<block_rule, 4> rules_{};
   std::array<bool, 4> left_{true, true, true, true};
-  std::uint64_t told_by_ = 0;  ///< the line that dropped a rule last
+  std::uint64_t told_by_ = 0;  ///< the last line that dropped a rule
   bool begun_ = false;
 };
 
-/// Tells when requests came: by their timestamps; without, by their session's delays, from 0.
+/// Determines the times of requests: by their timestamps, or, without these, by their session's delays from
+/// 0.
 class request_clock {
  public:
   /// The time of the request in `line`, in microseconds.
-  /// @throws line_fault  for one without a timestamp, a session and a delay, where the first request has a
-  /// timestamp.
+  /// @throws line_fault  for a request without a timestamp, a session and a delay, if the first request has a
+  ///                     timestamp.
   [[nodiscard]] std::uint64_t take(const parsed_line& line) {
     if (!line.timestamp_us && !line.session && !line.delay_us && begun_ && first_is_timed_) {
       throw line_fault(
@@ -123,11 +122,11 @@ class request_clock {
     return time;
   }
 
-  /// Whether any request had a timestamp.
+  /// Returns whether any request had a timestamp.
   [[nodiscard]] bool has_timestamps() const noexcept { return any_is_timed_; }
 
  private:
-  std::unordered_map<std::string, std::uint64_t> turns_;  ///< when the last request of each session came
+  std::unordered_map<std::string, std::uint64_t> turns_;  ///< the time of each session's last request
   bool begun_ = false;
   bool first_is_timed_ = false;
   bool any_is_timed_ = false;
@@ -155,13 +154,13 @@ class id_signs {
   std::uint64_t large_in_ = 0;
 };
 
-/// The three together. A line that is refused changes nothing.
+/// All three rules. A refused line changes nothing.
 class line_order {
  public:
   line_order(trace_format format, std::optional<std::uint32_t> block_tokens) noexcept
       : blocks_(format, block_tokens) {}
 
-  /// Checks `line`, of that number, against those before it. Returns its time in microseconds.
+  /// Checks line `number` against the earlier ones. Returns its time in microseconds.
   /// @throws line_fault
   [[nodiscard]] std::uint64_t take(const parsed_line& line, std::uint64_t number) {
     block_rules blocks = blocks_;

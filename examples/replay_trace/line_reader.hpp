@@ -1,5 +1,5 @@
 /// @file
-/// Lines of a byte source, in bounded memory whatever the source holds.
+/// Lines of a byte source, in bounded memory for any contents.
 #pragma once
 
 #include <algorithm>
@@ -17,18 +17,18 @@ namespace replay_trace {
 
 /// One line without its end (`\n` or `\r\n`).
 struct text_line {
-  std::string_view text;  ///< valid until the next call to `next()`; the first bytes only when not `whole`
+  std::string_view text;  ///< valid until the next call of `next()`; only the first bytes if not `whole`
   std::uint64_t number;   ///< from 1
   bool whole;             ///< false: the line passes the reader's limit
 };
 
 /// Reads lines through one buffer that grows to the longest line, and never past `max_line_bytes` + 2.
 ///
-/// A longer line is given out once, cut and marked; what follows of it is read past, not kept, and only when
-/// the caller asks for the next line. The last line needs no newline.
+/// A longer line is returned once, cut and marked; its rest is skipped when the caller asks for the next
+/// line. The last line needs no newline.
 ///
 /// @par Complexity   O(bytes); memory O(longest line).
-/// @par Errors   what the source throws.
+/// @par Errors   the source's exceptions.
 template <byte_source Source>
 class line_reader {
  public:
@@ -73,7 +73,7 @@ class line_reader {
     return {line, number_, true};
   }
 
-  /// Reads more behind what is held, moving or growing the buffer for it. False at the end.
+  /// Reads more bytes after the held ones, and moves or grows the buffer for them. Returns false at the end.
   bool fill() {
     if (begin_ > 0) {
       std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);

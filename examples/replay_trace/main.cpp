@@ -1,4 +1,4 @@
-// Replays a trace of LLM requests through a paged KV cache: see README.md beside this file.
+// Replays a trace of LLM requests through a paged KV cache: see README.md next to this file.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -12,7 +12,8 @@
 
 namespace {
 
-/// Whether the locale of the environment says UTF-8: the first of these that is set and not empty decides.
+/// Returns whether the environment's locale is UTF-8: the first of these variables that is set and not empty
+/// decides.
 bool utf8_locale() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     const char* value = std::getenv(name);

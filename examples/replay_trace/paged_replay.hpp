@@ -1,5 +1,5 @@
 /// @file
-/// The replay itself: a trace driven through the library's `paged_allocator`, request by request.
+/// The replay: a trace driven through the library's `paged_allocator`, request by request.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -22,8 +22,8 @@ namespace replay_trace {
 
 namespace detail {
 
-/// What of a prompt the tiers beneath the cache have, behind the `hit` that the cache has itself. Says how
-/// many tokens the sequence has then.
+/// Loads the part of a prompt that the tiers have after the cache's own `hit`. Returns how many tokens the
+/// sequence then has.
 inline std::uint64_t onboard(replay_tiers& tiers, llmmem::sequence_id sequence, const request& asked,
                              const llmmem::keyed_blocks& prompt, const llmmem::match_result& hit,
                              replay_result& sums) {
@@ -38,8 +38,8 @@ inline std::uint64_t onboard(replay_tiers& tiers, llmmem::sequence_id sequence, 
   return have;
 }
 
-/// One request: what is cached of its prompt is shared, the rest written, the answer grown token by token's
-/// room, and all of it let go.
+/// One request: shares the cached part of its prompt, writes the rest, grows by the answer's tokens, and
+/// releases all of it.
 inline void serve(replay_cache& cache, const request& asked, const llmmem::keyed_blocks& prompt,
                   replay_tiers* tiers, replay_result& sums) {
   const llmmem::sequence_id sequence = cache.create().value();
@@ -63,22 +63,22 @@ inline void serve(replay_cache& cache, const request& asked, const llmmem::keyed
 
 /// Replays `from` through a `paged_allocator`.
 ///
-/// With `options.tiers`, blocks that the cache evicts go down into `kv_tiers`, and what a prompt does not
-/// find in the cache is loaded from there, as far as no block is missing.
+/// With `options.tiers`, blocks that the cache evicts go down to `kv_tiers`, and a prompt's blocks that the
+/// cache lacks are loaded from there, up to the first missing one.
 ///
 /// With several `nodes`, each node has a cache and tiers of that size, and gets every n-th request; the
-/// replay runs once with the nodes apart and once with a `kv_pool` over them.
+/// replay runs once with separate nodes and once with a `kv_pool` over them.
 ///
-/// Requests run one at a time in the order of the trace, are not pinned after their end, and are freed tail
-/// first; timestamps are not simulated. Each block id is one cacheable block, the short last one of a prompt
-/// included. A hit is a block found at its place in an unbroken cached prefix. Ids are any 64-bit numbers,
-/// and one may stand more than once in a prompt. A short last block without an id is no reference, and shared
-/// by nobody. A trace without block ids shares nothing: every block of it is a miss, and `block_refs` counts
-/// ceil(prompt / block_tokens).
+/// Requests run one at a time in the trace's order, are not pinned after their end, and are freed tail first;
+/// timestamps are not simulated. Each block id is one cacheable block, including the short last one of a
+/// prompt. A hit is a block found at its place in an unbroken cached prefix. Ids are any 64-bit numbers, and
+/// a prompt may repeat one. A short last block without an id is not a reference, and never shared. A trace
+/// without block ids shares nothing: every block is a miss, and `block_refs` counts ceil(prompt /
+/// block_tokens).
 ///
 /// @par Errors   `llmmem::argument_error` for an unknown policy; `llmmem::length_error` for a capacity of 0
 ///      blocks or one that cannot be indexed, and for blocks of 0 tokens.
-/// @par Determinism   same arguments, same counts; `elapsed_ns` alone differs.
+/// @par Determinism   the same arguments give the same counts; only `elapsed_ns` differs.
 [[nodiscard]] inline replay_result replay(const trace& from, const replay_options& options,
                                           const replay_progress& progress) {
   const std::uint32_t block_tokens = from.has_block_ids() ? from.block_tokens() : options.block_tokens;

@@ -1,5 +1,5 @@
 /// @file
-/// A trace served by several nodes: each with its cache and tiers alone, and all as one pool.
+/// A trace served by several nodes: each alone with its cache and tiers, and all as one pool.
 #pragma once
 
 #include <llmmem/comm/thread_network.hpp>
@@ -24,7 +24,7 @@ namespace detail {
 
 using replay_tiers = cache_tiers<replay_cache>;
 
-/// One node: a cache and its tiers, to which everything goes that is computed, so that others can have it.
+/// One node: a cache and its tiers, which store all computed blocks for others.
 struct replay_node {
   replay_node(const trace& from, const replay_options& options, std::uint64_t capacity,
               std::uint32_t block_tokens, std::uint32_t number)
@@ -35,7 +35,7 @@ struct replay_node {
   replay_tiers tiers;
 };
 
-/// All nodes, driven by one thread, which makes every run the same.
+/// All nodes, driven by one thread, which makes runs repeatable.
 class replay_cluster {
  public:
   replay_cluster(const trace& from, const replay_options& options, std::uint64_t capacity,
@@ -54,7 +54,7 @@ class replay_cluster {
       drive();
   }
 
-  /// One request on one node. Adds what it found to `sums`.
+  /// Serves one request on one node, and adds its hits to `sums`.
   void serve(std::size_t number, const request& asked, const llmmem::keyed_blocks& prompt,
              replay_result& sums) {
     replay_node& node = *nodes_[number % nodes_.size()];
@@ -75,10 +75,10 @@ class replay_cluster {
     node.tiers.compute(sequence, prompt.keys, computed);
     node.cache.commit(sequence, prompt).value();
     node.tiers.store(sequence, chain);
-    if (is_pool_) drive();  // the directory knows before the next request asks
+    if (is_pool_) drive();  // so that the directory knows before the next request asks
     node.cache.extend(sequence, asked.output_tokens).value();
 
-    // What came from others was loaded out of this node's host tier.
+    // Blocks from others were loaded from this node's host tier.
     const std::uint64_t peers = std::min(fetched, found.host_blocks);
     sums.hits += hit.blocks;
     sums.matched_tokens += hit.tokens;
@@ -121,7 +121,7 @@ class replay_cluster {
   std::vector<std::unique_ptr<replay_node>> nodes_;
 };
 
-/// The trace dealt to the nodes in turns, first to nodes apart, then to a pool of them.
+/// Replays the trace over the nodes alternately, first with separate nodes, then as a pool.
 inline void replay_nodes(const trace& from, std::span<const llmmem::block_key> keys,
                          const replay_options& options, replay_result& sums,
                          const replay_progress& progress) {

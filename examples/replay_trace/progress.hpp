@@ -1,5 +1,5 @@
 /// @file
-/// Progress of long work on a stream: a line that rewrites itself on a terminal, a few lines elsewhere.
+/// Progress of long work on a stream: a line that is rewritten on a terminal, a few lines elsewhere.
 #pragma once
 
 #include <fmt/format.h>
@@ -16,11 +16,11 @@ namespace replay_trace {
 /// Where progress goes.
 enum class progress_style : std::uint8_t {
   silent,
-  lines,     ///< one line each quarter of the work, and only if a quarter takes half a second or more
-  terminal,  ///< one line, rewritten ten times a second at most, erased at the end
+  lines,     ///< one line per quarter of the work, if a quarter takes half a second or more
+  terminal,  ///< one line, rewritten at most ten times a second, and erased at the end
 };
 
-/// Shows how far work of `total` units has come. One writer.
+/// Shows the progress of work of `total` units. One writer.
 class progress_meter {
  public:
   using clock = std::chrono::steady_clock;
@@ -31,10 +31,10 @@ class progress_meter {
   progress_meter& operator=(const progress_meter&) = delete;
   ~progress_meter() { finish(); }
 
-  /// What is being done now.
+  /// Names the present work.
   void begin(std::string what) { what_ = std::move(what); }
 
-  /// `done` units of all are done, at the time `now`.
+  /// Reports that `done` units are done at the time `now`.
   void update(std::uint64_t done, clock::time_point now = clock::now()) {
     done = std::min(done, total_);
     if (style_ == progress_style::terminal) {
@@ -54,7 +54,7 @@ class progress_meter {
     }
   }
 
-  /// Takes the line off a terminal.
+  /// Erases the line from a terminal.
   void finish() noexcept {
     if (!std::exchange(drawn_, false)) return;
     std::fputs("\r\x1b[K", to_);

@@ -1,5 +1,5 @@
 /// @file
-/// Seeded randomness that gives the same numbers on every platform: integers only, no std distributions.
+/// Seeded random numbers that are the same on every platform: integers only, no std distributions.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ class splitmix64 {
 template <std::size_t N>
 struct quantile_table {
   struct point {
-    std::uint32_t per_mille;  ///< rising, from 0 to 1000
+    std::uint32_t per_mille;  ///< ascending, from 0 to 1000
     std::uint32_t value;      ///< not falling
   };
   std::array<point, N> points;

@@ -1,6 +1,6 @@
 /// @file
-/// Reads a whole trace from a byte source, unpacking it and telling its format, and names file, line and
-/// reason of what is bad.
+/// Reads a whole trace from a byte source: unpacks it, recognises its format, and reports errors with file,
+/// line and reason.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -25,23 +25,24 @@ namespace replay_trace {
 /// What to do with a malformed line.
 enum class bad_lines : std::uint8_t {
   refuse,  ///< throw
-  skip,    ///< count it, keep the first reason, go on
+  skip,    ///< count it, keep the first reason, continue
 };
 
 struct read_options {
-  std::optional<trace_format> format{};         ///< told from the content when empty
-  std::optional<std::uint32_t> block_tokens{};  ///< tokens a hash id stands for; the format's own when empty
+  std::optional<trace_format> format{};         ///< recognised by the content if empty
+  std::optional<std::uint32_t> block_tokens{};  ///< tokens per hash id; the format's own if empty
   bad_lines on_bad_line = bad_lines::refuse;
   std::size_t max_line_bytes = std::size_t{16} << 20;  ///< a longer line is malformed; bounds the memory
-  /// gzip or zstd data that unpacks to more is refused: a file of a megabyte can be made to unpack to many
+  /// gzip or zstd data that unpacks to more is refused, because a file of a megabyte may unpack to many
   /// gigabytes.
   std::uint64_t max_unpacked_bytes = std::uint64_t{4} << 30;
 };
 
 namespace detail {
 
-/// The format of a trace whose first line, a JSON object, is `line`. The two JSON formats are told apart by
-/// Bailian's `chat_id`, by what tools write for Mooncake's alone, or by how many ids the prompt's length has.
+/// The format of a trace whose first line, a JSON object, is `line`. The two JSON formats are distinguished
+/// by Bailian's `chat_id`, by fields that only Mooncake's tools write, or by the number of ids for the
+/// prompt's length.
 [[nodiscard]] inline trace_format tell_json_format(std::string_view line) {
   for (const std::string_view key : {"\"chat_id\"", "\"parent_chat_id\""}) {
     if (line.find(key) != line.npos) return trace_format::bailian;
@@ -50,7 +51,7 @@ namespace detail {
   try {
     parse_json_request(line, 1, parsed);
   } catch (const line_fault&) {
-    return trace_format::mooncake;  // whose parser says what is wrong
+    return trace_format::mooncake;  // its parser reports the error
   }
   if (!parsed.timestamp_us || parsed.delay_us || parsed.session) return trace_format::mooncake;
   const auto fits = [&](trace_format format) {
@@ -72,13 +73,13 @@ namespace detail {
       "(Azure) nor one with Timestamp, Request tokens and Response tokens (BurstGPT); name it with --format");
 }
 
-/// Parses lines of one format, and checks each against those before it.
+/// Parses lines of one format, and checks each against the earlier ones.
 class line_parser {
  public:
   line_parser(trace_format format, std::optional<std::uint32_t> block_tokens)
       : format_(format), order_(format, block_tokens) {}
 
-  /// Parses `line`, of that number, into `into`. False when the line holds no request (the header).
+  /// Parses line `number` into `into`. Returns false if the line has no request (the header).
   [[nodiscard]] bool parse(std::string_view line, std::uint64_t number, parsed_line& into) {
     switch (format_) {
       case trace_format::mooncake:
@@ -96,9 +97,9 @@ class line_parser {
     }
   }
 
-  /// Tokens an id stands for, as far as the lines until now tell.
+  /// Returns the tokens per id, as far as the lines so far show.
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return order_.block_tokens(); }
-  /// Whether any request said when it came.
+  /// Returns whether any request had a time.
   [[nodiscard]] bool has_timestamps() const noexcept {
     return format_ == trace_format::azure || format_ == trace_format::burstgpt || order_.has_timestamps();
   }
@@ -141,9 +142,9 @@ class line_parser {
 ///
 /// @par Errors   `trace_error`, as `file:line:column: reason; near "text"`, for the first malformed line
 /// (unless skipped), and for a trace without a request; as `file: reason` for packed data that cannot be
-/// unpacked and for a Git LFS pointer; `llmmem::length_error` for `block_tokens` 0; what the source throws.
-/// Nothing of the trace is kept then.
-/// @par Complexity   O(bytes); memory: the trace, one line, each session's name, and what unpacks.
+/// unpacked and for a Git LFS pointer; `llmmem::length_error` for `block_tokens` 0; and the source's
+/// exceptions. No part of the trace is kept then.
+/// @par Complexity   O(bytes); memory: the trace, one line, each session's name, and the unpacker's.
 template <byte_source Source>
 [[nodiscard]] trace read_trace(Source& source, const read_options& options = {}) {
   constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";

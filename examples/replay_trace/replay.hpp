@@ -1,5 +1,5 @@
 /// @file
-/// The seam between what reads and reports a trace and what drives the allocator with it.
+/// The interface between the code that reads and reports a trace and the code that drives the allocator.
 #pragma once
 
 #include <llmmem/eviction/any.hpp>
@@ -19,16 +19,16 @@ namespace replay_trace {
 /// One replay: a trace against one eviction policy at one capacity.
 struct replay_options {
   std::string policy = "lru";                      ///< one of `policy_names` or `lookahead_names`
-  std::optional<std::uint64_t> capacity_blocks{};  ///< empty: as many as are ever needed, nothing is evicted
+  std::optional<std::uint64_t> capacity_blocks{};  ///< empty: as many as needed, without evictions
   std::uint32_t block_tokens = 16;                 ///< the trace's own for a trace with block ids
-  std::uint64_t seed = 1;                          ///< of whatever is drawn at random
-  std::optional<tier_blocks> tiers{};              ///< beneath the cache: where dropped blocks go
+  std::uint64_t seed = 1;                          ///< seed of all random numbers
+  std::optional<tier_blocks> tiers{};              ///< tiers below the cache, for evicted blocks
 };
 
 /// The policies, in the order of reports.
 inline constexpr auto policy_names = llmmem::eviction_names;
 
-/// LRU, but for what the next so many requests will use: what it is worth to see the waiting queue. Not among
+/// LRU with knowledge of the next requests, which shows the value of seeing the waiting queue. Not among
 /// "all".
 inline constexpr std::array<std::string_view, 5> lookahead_names{
     "lookahead_4", "lookahead_16", "lookahead_64", "lookahead_256", "lookahead_1024"};
@@ -41,7 +41,7 @@ struct tokens_by_tier {
   std::uint64_t computed = 0;
 };
 
-/// What nodes that pass blocks to each other found, and what the same nodes found alone.
+/// The hits of nodes that pass blocks to each other, and those of the same nodes alone.
 struct pool_hits {
   std::uint32_t nodes = 0;
   std::uint64_t peer_hits = 0;  ///< blocks that came from other nodes
@@ -49,40 +49,41 @@ struct pool_hits {
   std::uint64_t local_hits = 0;       ///< blocks that nodes without a pool find in cache and tiers together
   std::uint64_t posted_messages = 0;  ///< small messages between nodes
   std::uint64_t asked_spans = 0;      ///< questions to the directory
-  std::uint64_t directory_spans = 0;  ///< that the directory remembers at the end
+  std::uint64_t directory_spans = 0;  ///< spans that the directory remembers at the end
 };
 
-/// What one replay counted. Every field is a plain sum, so that results can be compared and printed anywhere.
+/// The counts of one replay. Every field is a plain sum, so that results can be compared and printed
+/// anywhere.
 struct replay_result {
   std::string policy;
-  std::optional<std::uint64_t> capacity_limit;  ///< what was asked for; empty for unlimited
+  std::optional<std::uint64_t> capacity_limit;  ///< the requested capacity; empty for unlimited
   std::uint64_t capacity_blocks = 0;            ///< the limit, or for unlimited the trace's distinct blocks
   std::uint32_t block_tokens = 0;
 
   std::uint64_t requests = 0;
-  std::uint64_t block_refs = 0;      ///< prompt blocks asked for, a short last one counted as one
-  std::uint64_t hits = 0;            ///< of these, found at their place in an unbroken cached prefix
+  std::uint64_t block_refs = 0;      ///< requested prompt blocks; a short last one counts as one
+  std::uint64_t hits = 0;            ///< of these, blocks found at their place in an unbroken cached prefix
   std::uint64_t input_tokens = 0;    ///< prompt tokens
   std::uint64_t output_tokens = 0;   ///< answer tokens
   std::uint64_t matched_tokens = 0;  ///< prompt tokens in hit blocks, which need not be computed again
-  std::uint64_t evictions = 0;       ///< cached blocks dropped for room
+  std::uint64_t evictions = 0;       ///< cached blocks evicted for space
 
   std::uint64_t useful_tokens = 0;    ///< sum over requests, at their end, of tokens held
   std::uint64_t reserved_tokens = 0;  ///< sum over requests, at their end, of token slots reserved for them
 
-  std::optional<tokens_by_tier> tiers{};  ///< where there are tiers beneath the cache
-  std::uint64_t host_hits = 0;            ///< blocks that were found in these, behind those of the cache
+  std::optional<tokens_by_tier> tiers{};  ///< if there are tiers below the cache
+  std::uint64_t host_hits = 0;            ///< blocks found in the tiers, after those of the cache
   std::uint64_t nvme_hits = 0;
-  std::optional<pool_hits> pool{};    ///< where several nodes serve the trace
-  std::uint64_t block_bytes = 0;      ///< of a block in the tiers
+  std::optional<pool_hits> pool{};    ///< if several nodes serve the trace
+  std::uint64_t block_bytes = 0;      ///< bytes of a block in the tiers
   std::uint64_t verified_blocks = 0;  ///< blocks that came back, each byte of which was checked
 
   std::uint64_t elapsed_ns = 0;           ///< of the replay loop alone
   std::uint64_t peak_metadata_bytes = 0;  ///< pool, index and policy at their largest
 
-  /// Empty when the trace asked for no block.
+  /// Empty if the trace requested no block.
   [[nodiscard]] std::optional<double> hit_ratio() const noexcept { return ratio(hits, block_refs); }
-  /// 1 less the internal fragmentation; empty when nothing was reserved.
+  /// 1 minus the internal fragmentation; empty if nothing was reserved.
   [[nodiscard]] std::optional<double> useful_over_reserved() const noexcept {
     return ratio(useful_tokens, reserved_tokens);
   }
@@ -97,7 +98,7 @@ struct replay_result {
   }
 };
 
-/// Told from time to time how many of the trace's requests are done; at least once, at the end.
+/// Called from time to time with the number of finished requests; at least once, at the end.
 using replay_progress = std::function<void(std::uint64_t requests_done)>;
 
 }  // namespace replay_trace

@@ -25,7 +25,7 @@ namespace replay_trace {
 
 namespace detail {
 
-/// The policy by name; and no tokens to verify, for a trace brings keys instead of tokens.
+/// The policy by name, and no tokens to verify, because a trace has keys instead of tokens.
 struct replay_traits : llmmem::paged_traits {
   using eviction = llmmem::any_eviction;
   using verification = llmmem::trust_hash;
@@ -34,7 +34,7 @@ struct replay_traits : llmmem::paged_traits {
 
 using replay_cache = llmmem::paged_allocator<replay_traits>;
 
-/// A policy that sees the waiting queue, `n` requests of it.
+/// A policy that sees `n` requests of the waiting queue.
 struct queue_policy {
   std::string_view name;
   llmmem::any_eviction (*make)(llmmem::slot_count);
@@ -62,9 +62,8 @@ static_assert(queue_policies.size() == lookahead_names.size());
   return looks_ahead != nullptr ? looks_ahead->make(slots) : llmmem::make_eviction(name, slots);
 }
 
-/// For each block reference, the number of the next request that refers to the same id. MIN uses
-/// all of it, the policies that see the queue as much as stands in it.
-/// O(ids).
+/// For each block reference, the number of the next request that refers to the same id. MIN uses all of it,
+/// and the policies that see the queue use the queued part. O(ids).
 [[nodiscard]] inline std::vector<llmmem::access_hint> next_uses(const trace& from) {
   std::vector<llmmem::access_hint> hints(from.block_ids().size());
   std::unordered_map<std::uint64_t, std::uint64_t> next;
@@ -84,7 +83,7 @@ static_assert(queue_policies.size() == lookahead_names.size());
   return hints;
 }
 
-/// The keys of a trace's block references, one after the other.
+/// The keys of a trace's block references, in order.
 [[nodiscard]] inline std::vector<llmmem::block_key> keys_of(const trace& from) {
   std::vector<llmmem::block_key> keys;
   keys.reserve(from.block_ids().size());
@@ -95,8 +94,8 @@ static_assert(queue_policies.size() == lookahead_names.size());
 
 /// The allocator for `options`.
 ///
-/// The capacity is that of the cache: blocks that keep their contents when nobody uses them. The request at
-/// hand works in blocks of its own beside it, as a server's running requests do.
+/// The capacity is that of the cache: unused blocks that keep their contents. The present request uses
+/// further blocks, as a server's running requests do.
 [[nodiscard]] inline replay_cache make_cache(const trace& from, const replay_options& options,
                                              std::uint64_t capacity, std::uint32_t block_tokens) {
   std::uint64_t longest = 1;

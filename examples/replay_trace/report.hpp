@@ -1,5 +1,5 @@
 /// @file
-/// What the replays found, as text for a person.
+/// The results of the replays as text for people.
 #pragma once
 
 #include <llmmem/model/model_shape.hpp>
@@ -34,16 +34,16 @@ struct reference_line {
 
 struct report_input {
   const trace* from;
-  std::vector<replay_result> results;      ///< what was asked for: one policy, or all at one capacity
+  std::vector<replay_result> results;  ///< the requested results: of one policy, or of all at one capacity
   std::vector<reference_line> references;  ///< the policies to compare with that are not among `results`
-  std::optional<double> ceiling;           ///< hit ratio of unlimited capacity
+  std::optional<double> ceiling;           ///< hit ratio at unlimited capacity
   llmmem::model_shape model;
   bar_style bars = bar_style::unicode;
 };
 
 namespace detail {
 
-/// A bar of `width` cells filled to `ratio`, in eighths of a cell where the style has them.
+/// A bar of `width` cells filled to `ratio`, in eighths of a cell if the style has them.
 [[nodiscard]] inline std::string bar(double ratio, std::size_t width, bar_style style) {
   ratio = std::clamp(ratio, 0.0, 1.0);
   if (style == bar_style::ascii) {
@@ -72,7 +72,7 @@ namespace detail {
   return fmt::format("{:.1f} h", seconds / 3600);
 }
 
-/// First to last timestamp, whatever their order.
+/// The time from the first to the last timestamp, in any order.
 [[nodiscard]] inline std::uint64_t trace_duration_us(const trace& from) {
   std::uint64_t first = ~std::uint64_t{0};
   std::uint64_t last = 0;

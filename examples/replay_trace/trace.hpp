@@ -1,5 +1,5 @@
 /// @file
-/// A request trace in memory: who asked when, how long, and which blocks the prompt is made of.
+/// A request trace in memory: the times, lengths and prompt blocks of requests.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -23,7 +23,7 @@ class trace_error : public llmmem::error {
   using error::error;
 };
 
-/// The trace formats that can be read, and the built-in generator's.
+/// The readable trace formats, and the built-in generator's.
 enum class trace_format : std::uint8_t {
   mooncake,  ///< JSON lines: timestamp (ms), input_length, output_length, hash_ids of 512 tokens; session_id,
              ///< delay
@@ -59,13 +59,13 @@ enum class trace_format : std::uint8_t {
   return std::nullopt;
 }
 
-/// Tokens a block holds where nobody says otherwise: what one hash id stands for in this format; for lengths
-/// alone, vLLM's 16.
+/// The default tokens per block: those of one hash id in this format, or vLLM's 16 for traces of lengths
+/// only.
 [[nodiscard]] constexpr std::uint32_t default_block_tokens(trace_format format) noexcept {
   return format == trace_format::mooncake || format == trace_format::generated ? 512 : 16;
 }
 
-/// The most tokens a prompt or an answer may have: 2^24, several times the longest context windows. Keeps a
+/// The most tokens of a prompt or an answer: 2^24, several times the longest context windows. It keeps a
 /// damaged length from becoming terabytes of blocks, and every sum of lengths within 64 bits.
 inline constexpr std::uint64_t max_request_tokens = std::uint64_t{1} << 24;
 
@@ -75,25 +75,25 @@ struct request {
   std::uint64_t input_tokens;   ///< length of the prompt
   std::uint64_t output_tokens;  ///< length of the answer
   std::span<const std::uint64_t>
-      block_ids;                ///< one id a prompt block; some traces give the short last one none
-  std::uint64_t hashed_tokens;  ///< of the prompt, those in blocks that have an id
+      block_ids;                ///< one id per prompt block; in some traces the short last one has none
+  std::uint64_t hashed_tokens;  ///< prompt tokens in blocks that have an id
 };
 
-/// Lines that were passed over because they were malformed.
+/// Malformed lines that were skipped.
 struct skipped_lines {
   std::uint64_t count = 0;
-  std::string first;  ///< the whole error text of the first
+  std::string first;  ///< the complete error text of the first
 };
 
-/// Requests in the order of the file; all block ids lie in one flat array.
+/// Requests in the order of the file; all block ids are in one flat array.
 ///
-/// Equal ids from the start of two prompts are a shared prefix. An id may stand twice in one prompt (Bailian
-/// hashes each block by itself), so position matters: see `replay`.
+/// Equal ids at the start of two prompts are a shared prefix. A prompt may have an id twice (Bailian hashes
+/// each block by itself), so the position matters: see `replay`.
 ///
-/// @par Memory   24 bytes a request and 8 bytes an id.
+/// @par Memory   24 bytes per request and 8 bytes per id.
 class trace {
  public:
-  /// @param block_tokens  tokens one block id stands for.
+  /// @param block_tokens  tokens per block id.
   trace(std::string name, trace_format format, std::uint32_t block_tokens)
       : name_(std::move(name)), format_(format), block_tokens_(block_tokens) {}
 
@@ -118,7 +118,7 @@ class trace {
             std::min<std::uint64_t>(r.input_tokens, std::uint64_t{ids.size()} * block_tokens_)};
   }
 
-  /// The file's path, or what the generator calls itself.
+  /// The file's path, or the generator's name.
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] trace_format format() const noexcept { return format_; }
   [[nodiscard]] std::uint32_t block_tokens() const noexcept { return block_tokens_; }
@@ -127,13 +127,13 @@ class trace {
   [[nodiscard]] std::span<const std::uint64_t> block_ids() const noexcept { return block_ids_; }
   /// False for a trace of lengths alone, which has no prefixes to share.
   [[nodiscard]] bool has_block_ids() const noexcept { return !block_ids_.empty(); }
-  /// False where no request says when it came: times are then what the delays of its session add up to.
+  /// False if no request has a time; times are then the sums of the delays of each session.
   [[nodiscard]] bool has_timestamps() const noexcept { return has_timestamps_; }
   void set_has_timestamps(bool has_timestamps) noexcept { has_timestamps_ = has_timestamps; }
   [[nodiscard]] std::uint64_t input_tokens() const noexcept { return input_tokens_; }
   [[nodiscard]] std::uint64_t output_tokens() const noexcept { return output_tokens_; }
 
-  /// Lines of the file that were malformed and passed over.
+  /// Malformed lines of the file that were skipped.
   [[nodiscard]] const skipped_lines& skipped() const noexcept { return skipped_; }
   void set_skipped(skipped_lines skipped) { skipped_ = std::move(skipped); }
 
@@ -156,13 +156,14 @@ class trace {
   skipped_lines skipped_;
 };
 
-/// How many different block ids the trace has: the capacity above which nothing is ever evicted. O(ids).
+/// The number of different block ids: with this capacity nothing is evicted. O(ids).
 [[nodiscard]] inline std::uint64_t distinct_blocks(const trace& from) {
   const std::unordered_set<std::uint64_t> distinct(from.block_ids().begin(), from.block_ids().end());
   return distinct.size();
 }
 
-/// Blocks the longest single request needs, prompt and answer: no smaller capacity can serve the trace.
+/// The blocks that the longest single request needs, prompt and answer: no smaller capacity can serve the
+/// trace.
 [[nodiscard]] inline std::uint64_t longest_request_blocks(const trace& from) {
   std::uint64_t longest = 0;
   for (std::size_t i = 0; i < from.size(); ++i) {

@@ -15,20 +15,20 @@
 
 namespace replay_trace {
 
-/// What a line says. Reused from line to line, so that `block_ids` is allocated once.
+/// The contents of a line, reused from line to line so that `block_ids` is allocated once.
 struct parsed_line {
   std::optional<std::uint64_t> timestamp_us;
-  std::optional<std::uint64_t> delay_us;  ///< after the request before it in its session
+  std::optional<std::uint64_t> delay_us;  ///< after the previous request of its session
   std::optional<std::string> session;
   std::uint64_t input_tokens = 0;
   std::uint64_t output_tokens = 0;
   std::vector<std::uint64_t> block_ids;
-  std::size_t ids_offset = 0;  ///< where in the line they stand
-  bool negative_id = false;    ///< one is below 0, and stands here in two's complement
-  bool large_id = false;       ///< one is 2^63 or more
+  std::size_t ids_offset = 0;  ///< their position in the line
+  bool negative_id = false;    ///< an id is below 0, and stored in two's complement
+  bool large_id = false;       ///< an id is 2^63 or more
 };
 
-/// The longest session id, in bytes: every session is remembered.
+/// The longest session id, in bytes, because every session is remembered.
 inline constexpr std::size_t max_session_bytes = 256;
 
 namespace detail {
@@ -47,11 +47,10 @@ namespace detail {
 }  // namespace detail
 
 /// Parses a line of the Mooncake or the Bailian trace: an object with `input_length`, `output_length` and
-/// `hash_ids`, and perhaps with `timestamp`, `delay` and `session_id`, of which null is the same as none.
-/// Other fields (`chat_id`, `parent_chat_id`, `type`, `turn`, ...) may hold any JSON and are passed over.
+/// `hash_ids`, and optionally with `timestamp`, `delay` and `session_id`, of which null is the same as none.
+/// Other fields (`chat_id`, `parent_chat_id`, `type`, `turn`, ...) may hold any JSON and are skipped.
 ///
-/// Whether it may stand behind the lines before it, by its times, its ids and their number, is for
-/// `line_order` to say.
+/// `line_order` decides whether it may follow the earlier lines, by its times, its ids and their number.
 ///
 /// @param timestamp_unit_us  1,000 for Mooncake's milliseconds, 1,000,000 for Bailian's seconds.
 /// @throws line_fault
@@ -128,10 +127,10 @@ void parse_azure_request(std::string_view line, parsed_line& into);
 /// tokens`, in any order among others; `Total tokens`, where it is there, must be their sum.
 class burst_columns {
  public:
-  /// What the header `line` says, or nothing when it has not these columns, each once.
+  /// The columns of the header `line`, or nothing if it does not have each of these columns once.
   [[nodiscard]] static std::optional<burst_columns> find(std::string_view line);
 
-  /// Parses a line behind the header. @throws line_fault
+  /// Parses a line after the header. @throws line_fault
   void parse(std::string_view line, parsed_line& into) const;
 
  private:

@@ -1,6 +1,5 @@
 /// @file
-/// gzip and zstd, each unpacked piece by piece in bounded memory. Either is there where the build found its
-/// library.
+/// gzip and zstd, each unpacked piece by piece in bounded memory. Each exists if the build found its library.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -22,8 +21,8 @@
 
 namespace replay_trace {
 
-/// What is wrong with packed data, and how much of the step's input came before it, as far as the library
-/// says; the reader adds the file.
+/// The fault of packed data, and how much of the step's input came before it, as far as the library reports;
+/// the reader adds the file.
 class unpack_fault : public llmmem::error {
  public:
   unpack_fault(const std::string& reason, std::size_t taken) : error(reason), taken_(taken) {}
@@ -33,16 +32,16 @@ class unpack_fault : public llmmem::error {
   std::size_t taken_;
 };
 
-/// What one step used of its input and wrote to its output.
+/// The bytes that one step used of its input and wrote to its output.
 struct unpack_step {
   std::size_t taken = 0;
   std::size_t given = 0;
 };
 
 #ifdef LLMMEM_TRACE_ZLIB
-/// gzip (RFC 1952): any number of members, one behind the other; zeros behind the last are padding.
+/// gzip (RFC 1952): any number of members, one after another; zeros after the last are padding.
 ///
-/// @par Memory   about 40 KiB, whatever the input says.
+/// @par Memory   about 40 KiB, for any input.
 /// @par Errors   the constructor throws `llmmem::out_of_memory`; `unpack` throws `unpack_fault`.
 class gzip_unpacker {
  public:
@@ -74,14 +73,14 @@ class gzip_unpacker {
       complete_ = true;
       ++members_;
       ::inflateReset(&stream_);
-    } else if (status != Z_OK && status != Z_BUF_ERROR) {  // the latter: nothing to take or no place to give
+    } else if (status != Z_OK && status != Z_BUF_ERROR) {  // the latter: no input or no space for output
       throw unpack_fault(stream_.msg != nullptr ? stream_.msg : "zlib error " + std::to_string(status),
                          in_before - stream_.avail_in);
     }
     return {in_before - stream_.avail_in, out_before - stream_.avail_out};
   }
 
-  /// Whether the data may end here.
+  /// Returns whether the data may end here.
   [[nodiscard]] bool complete() const noexcept { return complete_; }
 
  private:
@@ -94,9 +93,9 @@ class gzip_unpacker {
 #endif
 
 #ifdef LLMMEM_TRACE_ZSTD
-/// zstd (RFC 8878): any number of frames, skippable ones among them.
+/// zstd (RFC 8878): any number of frames, including skippable ones.
 ///
-/// @par Memory   the window that the frame asks for, at most zstd's limit of 128 MiB; more is a fault.
+/// @par Memory   the window that the frame requests, at most zstd's limit of 128 MiB; more is a fault.
 /// @par Errors   the constructor throws `llmmem::out_of_memory`; `unpack` throws `unpack_fault`.
 class zstd_unpacker {
  public:
@@ -114,7 +113,7 @@ class zstd_unpacker {
     return {from.pos, to.pos};
   }
 
-  /// Whether the data may end here.
+  /// Returns whether the data may end here.
   [[nodiscard]] bool complete() const noexcept { return complete_; }
 
  private:

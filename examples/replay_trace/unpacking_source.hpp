@@ -1,5 +1,5 @@
 /// @file
-/// A byte source that unpacks another one, told by its first bytes.
+/// A byte source that unpacks another one, whose format it recognises by the first bytes.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 
 namespace replay_trace {
 
-/// A way to pack a file, as its first bytes tell.
+/// A packing of a file, with its first bytes.
 struct packing {
   std::string_view name;
   std::string_view magic;
@@ -57,12 +57,12 @@ inline constexpr std::string_view zstd_name = "zstd";
                      text(kind.unpack_command) + "`");
 }
 
-/// Gives what `Source` has, unpacked where it is gzip or zstd data, as it is where it is not packed.
+/// Returns the bytes of `Source`: unpacked if they are gzip or zstd data, otherwise unchanged.
 ///
 /// @par Memory   64 KiB, and the unpacker's own.
-/// @par Errors   `trace_error` with the source's name: a packing that is not read, or whose library is
-///      missing; damaged data, with the byte; data that ends in the middle; more than `max_unpacked_bytes`
-///      unpacked. And what the source throws.
+/// @par Errors   `trace_error` with the source's name: for an unsupported packing, or one whose library is
+///               missing; damaged data, with the byte; truncated data; more than `max_unpacked_bytes`
+///               unpacked. The source's exceptions pass through.
 template <byte_source Source>
 class unpacking_source {
  public:
@@ -96,7 +96,7 @@ class unpacking_source {
 
   [[nodiscard]] std::string shown() const { return example::printable(std::string(source_->name()), 512); }
 
-  /// Reads the first bytes and chooses by them.
+  /// Reads the first bytes and chooses an unpacker.
   void begin() {
     begun_ = true;
     std::size_t have = 0;
@@ -165,7 +165,7 @@ class unpacking_source {
   Source* source_;
   std::uint64_t max_unpacked_;
   std::vector<char> buffer_ = std::vector<char>(buffer_bytes);
-  std::span<char> held_{};  ///< read from the source and not used yet
+  std::span<char> held_{};  ///< read from the source and not yet used
   const packing* packing_ = nullptr;
   std::uint64_t taken_ = 0;
   std::uint64_t given_ = 0;

@@ -1,5 +1,5 @@
 /// @file
-/// The program: trains on ranks that die, and proves that it made no difference.
+/// The program: trains on ranks that die, and proves that the result is the same.
 #pragma once
 
 #include <fmt/format.h>
@@ -37,7 +37,7 @@ inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* no
   const train_gpt::corpus text(from.name, std::move(from.text), asked.plan.shape);
   if (asked.plan.is_saved()) {
     if (const auto step = saved_job(asked.plan, text).newest())
-      example::tell(notes, "goes on from step {} in {}\n", *step,
+      example::tell(notes, "continues from step {} in {}\n", *step,
                     example::printable(asked.plan.checkpoint_dir, 512));
   }
   job_log log(asked.plan, notes);
@@ -67,7 +67,8 @@ inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* no
 [[nodiscard]] inline example::exit_status run_application(const std::vector<std::string>& arguments,
                                                           std::FILE* out, std::FILE* notes) {
   const auto parse = [](const std::vector<std::string>& given) {
-    CLI::App app("Trains a small GPT on ranks that are killed, and go on.", "survive_failures");
+    CLI::App app("Trains a small GPT on ranks that are killed, while the others continue.",
+                 "survive_failures");
     const job_options options(app);
     const auto help = example::parse(app, given);
     return std::pair(help ? command_line{} : options.asked(), help);

@@ -1,5 +1,5 @@
 /// @file
-/// What the program was asked to do.
+/// The command line.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -22,7 +22,7 @@
 
 namespace survive_failures {
 
-/// Silence is looked at every 50 ms: with less, a process that is well might be killed for a moment's load.
+/// Silence is checked every 50 ms: with less, a healthy process might be killed for a moment's load.
 inline constexpr std::uint64_t least_silence_ms = 200;
 
 struct command_line {
@@ -31,7 +31,7 @@ struct command_line {
   bool json = false;
 };
 
-/// The options; refers to `app`, as that does to this.
+/// The options; this and `app` refer to each other.
 class job_options {
  public:
   explicit job_options(CLI::App& app) {
@@ -43,10 +43,9 @@ class job_options {
     number("--ranks", "that train together", usual.ranks);
     number("--steps", "of training", usual.steps);
     number("--faults", "to do to them, evenly over the steps", usual.faults);
-    app.add_option(
-           "--redundancy", redundancy_,
-           "how the state is kept beside its owner (default: mirror:2): F copies in all; one parity of "
-           "K ranks; M parities of K; or computed twice")
+    app.add_option("--redundancy", redundancy_,
+                   "how other ranks keep the state (default: mirror:2): F copies in total; one parity of "
+                   "K ranks; M parities of K; or computed twice")
         ->type_name("mirror:F|parity:K|rs:K+M|compute");
     app.add_option("--transport", transport_,
                    "processes joined by sockets (default); threads; or a simulation in virtual time")
@@ -60,10 +59,9 @@ class job_options {
     number("--restart-ms", "from a death to the start of a fresh rank in its place", usual.restart_ms);
     number("--silence-ms", "until a process that stands still is killed by the others, 200 at least",
            usual.silence_ms);
-    app.add_option(
-           "--checkpoint-dir", checkpoint_dir_,
-           "save the job there too, for when more die than the redundancy bears, and go on from what is "
-           "there")
+    app.add_option("--checkpoint-dir", checkpoint_dir_,
+                   "also save the job there, in case more die than the redundancy tolerates, and continue "
+                   "from what is there")
         ->type_name("DIR");
     number("--checkpoint-every", "steps", usual.checkpoint_every);
     app.add_option("--text", text_, "train on this file, any bytes (default: as train_gpt)")
@@ -74,7 +72,7 @@ class job_options {
   job_options& operator=(const job_options&) = delete;
 
   /// @pre the app has parsed.
-  /// @throws usage_error  saying what would be right.
+  /// @throws usage_error  the text has valid values.
   [[nodiscard]] command_line asked() const {
     command_line all;
     job_plan& plan = all.plan;

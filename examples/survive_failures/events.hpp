@@ -1,5 +1,5 @@
 /// @file
-/// What ranks tell of themselves while they train.
+/// The reports of ranks during training.
 #pragma once
 
 #include <algorithm>
@@ -13,23 +13,23 @@ namespace survive_failures {
 
 enum class event_kind : std::uint8_t {
   began,      ///< an epoch, of `members`
-  failed,     ///< this epoch: somebody is missing, for what this rank knows
-  agreed,     ///< with the others on who is left: `members`
-  fetched,    ///< what the last kept version has of this rank's parts; `value`: bytes that moved
+  failed,     ///< this epoch: a rank is missing, as far as this rank knows
+  agreed,     ///< with the others on the remaining ranks: `members`
+  fetched,    ///< this rank's parts of the last kept version; `value`: bytes that moved
   verified,   ///< that all ranks have the same weights; `value`: their digest
   committed,  ///< `step` steps in all; `loss` is that of the last one
-  repeats,    ///< `step` was computed, and counts for nothing
-  differs,    ///< part `value` was computed in two ways
+  repeats,    ///< `step` was computed and does not count
+  differs,    ///< part `value` has two different results
   finished,   ///< all steps; `value`: the digest of the weights
-  out,        ///< the others went on without this one, or may have
-  lost,       ///< more ranks are gone than the redundancy bears, and nothing is saved
-  restored,   ///< nothing is in memory: all go on at `step`; `value`: 1 from a checkpoint, 0 from the
+  out,        ///< the others continued without this rank, or may have
+  lost,       ///< more ranks died than the redundancy tolerates, and nothing is saved
+  restored,   ///< nothing is in memory: all continue at `step`; `value`: 1 from a checkpoint, 0 from the
               ///< beginning
-  saved,      ///< `step`, in a checkpoint; `text`: what went wrong after that
+  saved,      ///< `step`, in a checkpoint; `text`: problems after that
   unsaved,    ///< `step`; `text`: why
 };
 
-/// One record, small enough to be written to a pipe at once, so that several may write to the same.
+/// One record, small enough for one atomic write to a pipe, so that several processes may share it.
 struct job_event {
   event_kind kind{};
   std::uint32_t seat = 0;

@@ -1,5 +1,5 @@
 /// @file
-/// `fault_plan`: who is to die, and when: drawn by a seed, within what the redundancy bears.
+/// `fault_plan`: which ranks die, and when: drawn by a seed, within the redundancy's tolerance.
 #pragma once
 
 #include <llmmem/comm/id_set.hpp>
@@ -16,23 +16,22 @@
 
 namespace survive_failures {
 
-/// What is done to some ranks at once.
+/// A fault of some ranks at once.
 enum class fault_kind : std::uint8_t {
   kill,   ///< they end at once
-  stop,   ///< one stands still, until those that wait for it kill it
-  pause,  ///< one stands still for a while, and goes on: slow, not dead
+  stop,   ///< one is stopped until the ranks that wait for it kill it
+  pause,  ///< one is stopped for a while, and continues: slow, not dead
 };
 
 struct planned_fault {
   fault_kind kind = fault_kind::kill;
-  std::uint64_t after_step = 0;        ///< not before so many steps are committed
-  std::uint64_t delay_ns = 0;          ///< and then so much later: at any moment of a step
+  std::uint64_t after_step = 0;        ///< not before this many steps are committed
+  std::uint64_t delay_ns = 0;          ///< and this much later: at any moment of a step
   std::vector<std::uint32_t> seats{};  ///< one or more
 };
 
-/// Draws `plan.faults` faults, evenly over the steps; each to a job that is whole again. One in three takes
-/// several ranks at once, any set whose loss the redundancy bears; of processes one in four stands still
-/// instead.
+/// Draws `plan.faults` faults, evenly over the steps; each hits a complete job. One in three hits several
+/// ranks at once, any set whose loss the redundancy tolerates; of processes, one in four is stopped instead.
 [[nodiscard]] inline std::vector<planned_fault> plan_faults(const job_plan& plan) {
   const llmmem::replica_map map =
       llmmem::ring_neighbours().place(plan.redundancy, llmmem::rank_count{plan.ranks});

@@ -14,36 +14,37 @@ namespace survive_failures {
 struct job_death {
   std::uint32_t seat = 0;
   std::int64_t pid = 0;
-  int signal = 0;          ///< that ended it; SIGSTOP for one that others killed because it stood still
-  std::uint64_t step = 0;  ///< that was being computed
+  int signal = 0;          ///< that ended it; SIGSTOP for one that others killed because it was stopped
+  std::uint64_t step = 0;  ///< that it was computing
 };
 
-/// How long it took from a death to the first step that counts again, on the last of those left.
+/// The time from a death to the next step that counts, on the last of the remaining ranks.
 struct job_recovery {
-  std::optional<double> detect_ms;  ///< from the kill to when all left knew; nothing for one from outside
-  double agree_ms = 0;              ///< to when all knew who was left
-  double fetch_ms = 0;              ///< to when all had their parts of the last version kept
-  double verify_ms = 0;             ///< to when all had compared their weights
-  double resume_ms = 0;             ///< to the end of the next step
+  /// From the kill until all remaining ranks knew; nothing for a kill from outside.
+  std::optional<double> detect_ms;
+  double agree_ms = 0;   ///< until all knew the remaining ranks
+  double fetch_ms = 0;   ///< until all had their parts of the last kept version
+  double verify_ms = 0;  ///< until all had compared their weights
+  double resume_ms = 0;  ///< until the end of the next step
 
   [[nodiscard]] double total_ms() const noexcept {
     return detect_ms.value_or(0) + agree_ms + fetch_ms + verify_ms + resume_ms;
   }
 };
 
-/// What a job came to.
+/// The result of a job.
 struct job_figures {
   std::uint64_t faults = 0;
   std::vector<job_death> deaths{};
   std::vector<job_recovery> recoveries{};
   std::uint64_t steps_repeated = 0;
-  std::uint64_t joined = 0;                    ///< fresh processes that were admitted
-  std::uint64_t steps_lost = 0;                ///< counted, and computed again: more died than memory bears
-  std::vector<std::uint64_t> restored_from{};  ///< steps of the checkpoints that were loaded, in that order
+  std::uint64_t joined = 0;      ///< fresh processes that were admitted
+  std::uint64_t steps_lost = 0;  ///< committed and computed again, because more died than memory tolerates
+  std::vector<std::uint64_t> restored_from{};  ///< steps of the loaded checkpoints, in order
   std::vector<std::uint64_t> digests{};        ///< of the weights, of each rank that finished
 };
 
-/// The signal's name, as `kill -l` has it.
+/// The signal's name, as in `kill -l`.
 [[nodiscard]] inline std::string signal_name(int signal) {
   switch (signal) {
     case SIGKILL:

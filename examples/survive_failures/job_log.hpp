@@ -1,6 +1,6 @@
 /// @file
-/// `job_log`: what happened in a job, as its ranks and whoever runs them tell it; the live table, and the
-/// figures that follow.
+/// `job_log`: the events of a job, as reported by its ranks and the process that runs them; the live table,
+/// and the resulting figures.
 #pragma once
 
 #include <fmt/format.h>
@@ -30,7 +30,7 @@ class job_log {
     example::tell(notes_, "{:>7}  {:>8}  {:>6}  {:>9}  {}\n", "step", "loss", "alive", "recovery", "event");
   }
 
-  /// @name Told by whoever runs the ranks
+  /// @name Reports of the code that runs the ranks
   /// @{
   void started(std::uint32_t seat, std::int64_t pid) {
     seats_[seat].is_alive = true;
@@ -38,7 +38,7 @@ class job_log {
     seats_[seat].pid = pid;
     example::tell(notes_, "rank {} pid {}\n", seat, pid);
   }
-  /// @param signals  several ranks at the same moment.
+  /// @param signals  whether several ranks were hit at the same moment.
   void fault(const std::vector<std::uint32_t>& seats, int signal, std::uint64_t at_ns) {
     ++figures_.faults;
     for (const std::uint32_t seat : seats) {
@@ -46,7 +46,7 @@ class job_log {
       faults_.push_back(at_ns);
     }
   }
-  /// That it stands still, but was not asked to.
+  /// Notes that a rank stands still without a planned fault.
   void stopped(std::uint32_t seat) { seats_[seat].sent = SIGSTOP; }
   void continued(std::uint32_t seat) { seats_[seat].sent = 0; }
   void died(std::uint32_t seat, int signal) {
@@ -122,8 +122,8 @@ class job_log {
   /// Steps that are committed.
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
   [[nodiscard]] std::uint64_t epoch() const noexcept { return epoch_; }
-  /// All ranks live, are in one epoch that began after the last death, and have kept a version in it: a fault
-  /// may come.
+  /// Returns whether all ranks live, are in one epoch that began after the last death, and have kept a
+  /// version in it, so that a fault may follow.
   [[nodiscard]] bool is_complete() const {
     const auto all = plan_.ranks == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << plan_.ranks) - 1;
     const auto now = epochs_.find(epoch_);
@@ -134,10 +134,10 @@ class job_log {
                                [](const seat_status& seat) { return seat.is_alive && seat.sent == 0; });
   }
   [[nodiscard]] bool is_lost() const noexcept { return is_lost_; }
-  /// Ranks that have done all steps, a bit each.
+  /// Ranks that have done all steps, one bit each.
   [[nodiscard]] std::uint64_t finished() const noexcept { return finished_; }
-  /// Whether the rank that sits there now was with those that finished, and so finishes as well. A fresh one
-  /// in the seat of a rank that died beside them was not: it waits for ranks that are gone.
+  /// Returns whether the present rank of a seat was in the epoch that finished, and so finishes as well. A
+  /// fresh one in the seat of a rank that died in that epoch was not: it waits for ranks that have ended.
   [[nodiscard]] bool is_finisher(std::uint32_t seat) const {
     return (finishers_ >> seat & 1) != 0 && seats_[seat].has_begun;
   }
@@ -145,7 +145,7 @@ class job_log {
     return static_cast<std::uint32_t>(
         std::ranges::count_if(seats_, [](const seat_status& seat) { return seat.is_alive; }));
   }
-  /// The last that was heard of each rank, for an error text.
+  /// The last report of each rank, for an error text.
   [[nodiscard]] std::string last_words() const {
     std::string text;
     for (std::size_t seat = 0; seat < seats_.size(); ++seat) {
@@ -176,21 +176,21 @@ class job_log {
     bool is_alive = false;
     bool has_begun = false;  // an epoch
     std::int64_t pid = 0;
-    int sent = 0;  // a signal that has not ended it yet
+    int sent = 0;  // a signal that has not yet ended it
     job_event last{};
   };
-  /// When the last of an epoch's members came to each point.
+  /// When the last of an epoch's members reached each point.
   struct epoch_times {
     std::uint64_t members = 0;
-    std::uint64_t committed = 0;  // a step, in this epoch: by whom
+    std::uint64_t committed = 0;  // ranks that committed a step in this epoch
     std::uint64_t failed = 0, agreed = 0, fetched = 0, verified = 0, resumed = 0;
     bool is_told = false;
     bool is_repeated = false;
     bool is_restored = false;
   };
 
-  /// Epochs are counted from 1 again when all ranks died, and fresh ones meet; here they go on. What was
-  /// committed before is lost where nothing was saved, though some fresh one lived at each moment.
+  /// Epochs begin at 1 again after all ranks have died and fresh ones meet; this count continues. Without
+  /// saves, the committed steps are lost, even if a fresh rank lived at each moment.
   void begin_world(std::uint32_t seat) {
     const std::uint64_t bit = std::uint64_t{1} << seat;
     if ((world_ & bit) != 0) {
@@ -208,7 +208,7 @@ class job_log {
     figures_.steps_lost += lost;
     step_ = event.step;
     if (event.value != 0) figures_.restored_from.push_back(event.step);
-    const char* const how = event.value != 0 ? "loaded" : "begun anew, no checkpoint";
+    const char* const how = event.value != 0 ? "loaded" : "started again, no checkpoint";
     if (event.value != 0 || lost != 0) row(fmt::format("step {} {}: {} steps lost", event.step, how, lost));
     if (!event.said().empty()) row(fmt::format("rank {}: {}", event.seat, event.said()));
   }
@@ -228,7 +228,7 @@ class job_log {
     if (step_ % every == 0 || step_ == plan_.steps) row("");
   }
 
-  /// That all members of an epoch are at work again.
+  /// Notes that all members of an epoch work again.
   void tell_epoch(std::uint64_t epoch) {
     const auto at = epochs_.find(epoch);
     if (at == epochs_.begin()) return;
@@ -245,7 +245,7 @@ class job_log {
       return to > from ? static_cast<double>(to - from) * 1e-6 : 0.0;
     };
     job_recovery found;
-    // The last fault before it was noticed; there is none where the death came from outside.
+    // The last fault before the death was noticed; none if the death came from outside.
     std::uint64_t cause = 0;
     for (const std::uint64_t fault : faults_) {
       if (fault <= before.failed) cause = std::max(cause, fault);
@@ -272,9 +272,9 @@ class job_log {
   job_figures figures_{};
   std::optional<double> recovered_ms_{};
   std::uint64_t epoch_ = 0;
-  std::uint64_t epochs_before_ = 0;  // of earlier worlds
+  std::uint64_t epochs_before_ = 0;  // epochs of earlier worlds
   std::uint64_t world_ = 0;          // seats that have begun the first epoch of this one
-  std::uint64_t last_death_ = 0;     // epoch then
+  std::uint64_t last_death_ = 0;     // the epoch of the last death
   std::uint64_t step_ = 0;
   double loss_ = 0;
   std::uint64_t finished_ = 0;

@@ -1,4 +1,4 @@
-// Trains a small GPT on ranks that may die: see README.md beside this file.
+// Trains a small GPT on ranks that may die: see README.md next to this file.
 #include <cstdio>
 #include <string>
 #include <vector>

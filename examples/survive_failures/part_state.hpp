@@ -12,7 +12,7 @@
 
 namespace survive_failures {
 
-/// Weights, means and variances of one part, in one range: so it is kept and moved.
+/// Weights, means and variances of one part in one range, in which it is kept and moved.
 class part_state {
  public:
   explicit part_state(std::size_t count) : count_(count), values_(3 * count), gradient_(count) {}
@@ -29,9 +29,8 @@ class part_state {
     std::copy(weights.begin(), weights.end(), values_.begin());
   }
 
-  /// @name One step
-  /// The gradients of all shards, in their order, whoever computed them: so the bits of the sum do not
-  /// depend on how many ranks there are.
+  /// @name One step The gradients of all shards, in order, regardless of the ranks that computed them, so
+  /// that the bits of the sum do not depend on the number of ranks.
   /// @{
   void clear_gradient() noexcept { std::fill(gradient_.begin(), gradient_.end(), 0.0F); }
   void add_gradient(const float* of_shard) noexcept {

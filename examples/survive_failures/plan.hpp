@@ -1,5 +1,5 @@
 /// @file
-/// What a job of ranks that may die computes, and how it is cut up.
+/// The computation of a job of ranks that may die, and its division.
 #pragma once
 
 #include <llmmem/comm/ranks.hpp>
@@ -15,11 +15,11 @@
 
 namespace survive_failures {
 
-/// What joins the ranks.
+/// The connection of the ranks.
 enum class transport_kind : std::uint8_t {
   sockets,    ///< a process each, which dies by SIGKILL
   threads,    ///< a thread each, of one process
-  simulated,  ///< one after the other, in virtual time
+  simulated,  ///< one after another, in virtual time
 };
 
 /// The job, the same for all ranks, from its beginning to its end.
@@ -31,22 +31,22 @@ struct job_plan {
   llmmem::redundancy_scheme redundancy = llmmem::redundancy_scheme::mirror(2);
   std::uint32_t faults = 0;
   transport_kind transport = transport_kind::sockets;
-  std::uint64_t restart_ms = 50;        ///< from a death to the start of a fresh process in its seat
-  std::uint64_t silence_ms = 500;       ///< until one that stands still is killed by those that wait for it
-  std::string checkpoint_dir{};         ///< what all ranks save the job into; empty: nothing is saved
+  std::uint64_t restart_ms = 50;   ///< from a death to the start of a fresh process in its seat
+  std::uint64_t silence_ms = 500;  ///< until the ranks that wait for a stopped one kill it
+  std::string checkpoint_dir{};    ///< the folder into which all ranks save the job; empty: nothing is saved
   std::uint64_t checkpoint_every = 50;  ///< steps
 
   [[nodiscard]] bool is_saved() const noexcept { return !checkpoint_dir.empty(); }
 
-  /// Values of all weights.
+  /// The number of weights.
   [[nodiscard]] std::size_t elements() const {
     std::size_t all = 0;
     for (std::size_t i = 0; i < shape.layers(); ++i)
       all += parameter_layout(shape, shape.layer(i)).elements;
     return all;
   }
-  /// What one shard of the batch is computed with. There are as many shards as the job has ranks when it is
-  /// whole; who computes them changes, they do not, and neither do the sums over them.
+  /// The shape of one shard of the batch. There are as many shards as a complete job has ranks; the ranks
+  /// that compute them change, but neither the shards nor the sums over them do.
   [[nodiscard]] train_gpt::gpt_shape shard_shape() const noexcept {
     train_gpt::gpt_shape one = shape;
     one.batch = shape.batch / ranks;
@@ -60,8 +60,8 @@ struct value_range {
   std::size_t count = 0;
 };
 
-/// Cuts the model's values into parts, as even as they allow: each is at home in a seat, and is kept, moved
-/// and rebuilt as a whole.
+/// Divides the model's values into parts, as evenly as possible. Each has its home in a seat, and is kept,
+/// moved and restored as a whole.
 class state_parts {
  public:
   state_parts(std::size_t elements, std::uint32_t parts) {
@@ -75,7 +75,7 @@ class state_parts {
   [[nodiscard]] const value_range& operator[](llmmem::part_id part) const noexcept {
     return ranges_[to_index(part)];
   }
-  /// Bytes of each: weights, means and variances, one behind the other.
+  /// Bytes of each part: weights, then means, then variances.
   [[nodiscard]] std::vector<std::uint64_t> bytes() const {
     std::vector<std::uint64_t> all;
     for (const value_range& each : ranges_)

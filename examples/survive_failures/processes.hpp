@@ -37,7 +37,7 @@ namespace survive_failures {
 
 namespace detail {
 
-/// A descriptor, closed at the end.
+/// A descriptor that is closed at the end.
 class owned_descriptor {
  public:
   explicit owned_descriptor(int number, const char* what) : number_(number) {
@@ -52,7 +52,7 @@ class owned_descriptor {
   int number_;
 };
 
-/// SIGCHLD, and what asks the program to end, as something to poll, while this lives.
+/// SIGCHLD, and the signals that ask the program to end, as a pollable descriptor while this lives.
 class awaited_signals {
  public:
   awaited_signals() : descriptor_(begin(before_), "a signalfd") {}
@@ -61,9 +61,9 @@ class awaited_signals {
   ~awaited_signals() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
 
   [[nodiscard]] int get() const noexcept { return descriptor_.get(); }
-  /// In a child, which is to get its own.
+  /// Called in a child, which must get its own signals.
   void give_back() const noexcept { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
-  /// Takes what has come. @return a signal that asks the program to end, or 0
+  /// Takes the pending signals. @return a signal that asks the program to end, or 0
   [[nodiscard]] int drain() const noexcept {
     int asked = 0;
     signalfd_siginfo told{};
@@ -81,7 +81,7 @@ class awaited_signals {
     ::sigaddset(&wanted, SIGCHLD);
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
       struct sigaction now{};
-      // Who started it in the background, or with nohup, wants it not to hear them.
+      // A program started in the background, or with nohup, must ignore them.
       if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&wanted, signal);
     }
     ::sigprocmask(SIG_BLOCK, &wanted, &before);
@@ -94,16 +94,16 @@ class awaited_signals {
 
 }  // namespace detail
 
-/// Starts a process for each seat, does the planned faults to them, and starts a fresh one for each that
-/// dies, until all steps are done. Children end with it.
+/// Starts a process for each seat, applies the planned faults, and starts a fresh process for each that dies,
+/// until all steps are done. Children end with it.
 ///
 /// @par Thread safety   one thread, in a program that has no other.
-/// @par Errors          `llmmem::error` when more was lost than the redundancy bears and nothing is saved,
-///                      when a rank fails for another reason than a death, when nothing happens for a
-///                      minute, and when SIGINT, SIGTERM or SIGHUP asks for it: so that nothing is left.
+/// @par Errors          `llmmem::error` if more was lost than the redundancy tolerates and nothing is saved,
+///                      if a rank fails for another reason than a death, if nothing happens for a minute, and
+///                      on SIGINT, SIGTERM or SIGHUP, so that nothing is left.
 class process_job {
  public:
-  /// All outlive it.
+  /// All arguments outlive it.
   process_job(const job_plan& plan, const train_gpt::corpus& text, job_log& log)
       : plan_(plan), text_(&text), log_(&log), faults_(plan_faults(plan)), children_(plan.ranks) {
     int ends[2];
@@ -141,7 +141,7 @@ class process_job {
  private:
   static constexpr std::uint64_t never = ~std::uint64_t{0};
   static constexpr std::uint64_t second = 1'000'000'000;
-  // What a child's exit status says.
+  // The meanings of a child's exit status.
   static constexpr int has_finished = 0;
   static constexpr int is_out = 10;
   static constexpr int has_lost = 11;
@@ -150,8 +150,8 @@ class process_job {
 
   struct child {
     pid_t pid = -1;
-    std::uint64_t starts_at = never;     // a fresh one
-    std::uint64_t continues_at = never;  // one that stands still
+    std::uint64_t starts_at = never;     // of a fresh process
+    std::uint64_t continues_at = never;  // of a stopped process
   };
 
   [[nodiscard]] static std::uint64_t now() noexcept { return llmmem::detail::monotonic_ns(); }
@@ -171,7 +171,7 @@ class process_job {
     log_->started(seat, pid);
   }
 
-  /// What a child does.
+  /// The work of a child.
   [[nodiscard]] int live(std::uint32_t seat) const noexcept {
     try {
       llmmem::socket_endpoint end({.seat = llmmem::seat_id{seat},
@@ -239,7 +239,7 @@ class process_job {
   }
 
   void ended(std::uint32_t seat, int status) {
-    hear();  // what it said before
+    hear();  // its earlier reports
     child& who = children_[seat];
     who = {};
     const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
@@ -283,7 +283,7 @@ class process_job {
     if (log_->finished() != 0) return;
     const planned_fault& fault = faults_[next_fault_];
     hear();
-    if (!log_->is_complete()) return;  // another fault came first: this one is planned again
+    if (!log_->is_complete()) return;  // another fault came first, so this one is planned again
     ++next_fault_;
     const int signal = fault.kind == fault_kind::kill ? SIGKILL : SIGSTOP;
     log_->fault(fault.seats, signal, time);
@@ -296,7 +296,7 @@ class process_job {
     }
   }
 
-  /// Waits neither for the dead nor for a rank that came too late to be one of those that finished.
+  /// Waits neither for dead ranks nor for a rank that came too late to finish.
   [[nodiscard]] bool is_over() const {
     if (log_->finished() == 0) return false;
     if (now() - heard_ > 5 * second) return true;

@@ -1,5 +1,5 @@
 /// @file
-/// The run that no failure touches, to hold the others to.
+/// The run without failures, as the reference for the others.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@
 
 namespace survive_failures {
 
-/// Computes the whole job in this process, without ranks, messages or copies, and returns the digest of its
-/// last weights.
+/// Computes the whole job in this process, without ranks, messages or copies, and returns the digest of the
+/// final weights.
 [[nodiscard]] inline std::uint64_t reference_digest(const job_plan& plan, const train_gpt::corpus& text,
                                                     std::size_t threads) {
   train_gpt::worker_team team(threads);

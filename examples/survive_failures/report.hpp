@@ -1,5 +1,5 @@
 /// @file
-/// What a job came to, for people and as JSON.
+/// The result of a job, for people and as JSON.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,19 +15,19 @@
 
 namespace survive_failures {
 
-/// A job and the proof of it.
+/// A job's result and its proof.
 struct job_result {
   job_figures figures;
-  std::uint64_t reference = 0;  ///< the digest of the run that no failure touches
+  std::uint64_t reference = 0;  ///< the digest of the run without failures
 
-  /// Every rank that finished has the weights of that run.
+  /// Returns whether every finished rank has the weights of that run.
   [[nodiscard]] bool identical() const {
     return !figures.digests.empty() &&
            std::ranges::all_of(figures.digests, [&](std::uint64_t each) { return each == reference; });
   }
 };
 
-/// The middle one, of an even number the mean of the two; 0 of none.
+/// Returns the median; for an even number the mean of the middle two, and 0 for none.
 [[nodiscard]] inline double median(std::vector<double> of) {
   if (of.empty()) return 0;
   std::ranges::sort(of);
@@ -60,7 +60,7 @@ struct job_result {
       recovery.fetch_ms, recovery.verify_ms, recovery.resume_ms);
 }
 
-/// One object. `recovery_ms` has the medians, `recoveries` each; a digest is that of the weights at the end.
+/// One object. `recovery_ms` has the medians, `recoveries` each recovery; digests are of the final weights.
 [[nodiscard]] inline std::string to_json(const job_plan& plan, const job_result& result) {
   const job_figures& all = result.figures;
   std::string deaths;

@@ -1,5 +1,5 @@
 /// @file
-/// `saved_job`: the job's state in files, for when more ranks die than the redundancy bears.
+/// `saved_job`: the job's state in files, in case more ranks die than the redundancy tolerates.
 #pragma once
 
 #include <llmmem/checkpoint/comm_coordinator.hpp>
@@ -33,33 +33,34 @@
 
 namespace survive_failures {
 
-/// What became of a checkpoint, as one rank knows it.
+/// The outcome of a checkpoint, as one rank knows it.
 struct save_outcome {
   bool is_saved = false;
-  std::string trouble{};  ///< why not; or what went wrong after it was
+  std::string trouble{};  ///< why it was not saved, or a problem afterwards
 };
 
-/// What all ranks go on with.
+/// The state with which all ranks continue.
 struct state_found {
-  bool is_kept = false;  ///< in memory; else it is in `saved`, or nowhere
+  bool is_kept = false;  ///< the state is in memory; otherwise it is in `saved`, or nowhere
   std::uint64_t step = 0;
-  std::uint64_t moved_bytes = 0;  ///< between ranks, as far as that is known
+  std::uint64_t moved_bytes = 0;  ///< between ranks, as far as known
   std::optional<llmmem::found_checkpoint> saved{};
-  std::string skip_reason{};  ///< what was found, and what should have been newer; empty when nothing
+  /// Newer checkpoints that were skipped, with the reasons; empty if there are none.
+  std::string skip_reason{};
 };
 
-/// Checkpoints of a job, all ranks' in one folder; each rank has one of these, on the same folder. A
-/// checkpoint has three tensors for each part, saved by its owner, and says what job it is of.
+/// Checkpoints of a job, of all ranks in one folder; each rank has one of these objects on the same folder. A
+/// checkpoint has three tensors for each part, saved by its owner, and identifies its job.
 ///
-/// Files are written and synced by the training's own thread, between two steps: the state is small, and
-/// nothing of it changes meanwhile.
+/// The training thread writes and syncs the files between two steps, because the state is small and does not
+/// change meanwhile.
 ///
 /// @par Thread safety   one thread, which owns the ranks that it is called with.
 class saved_job {
  public:
   using storage_type = llmmem::posix_storage<>;
 
-  /// @throws llmmem::storage_error  for a folder that is not there and cannot be made.
+  /// @throws llmmem::storage_error  for a folder that does not exist and cannot be created.
   saved_job(const job_plan& plan, const train_gpt::corpus& text)
       : every_(plan.checkpoint_every),
         steps_(plan.steps),
@@ -67,11 +68,11 @@ class saved_job {
         job_(text_of(plan, text)),
         storage_(plan.checkpoint_dir) {}
 
-  /// Whether the state after that many steps is to be saved.
+  /// Returns whether to save the state after that many steps.
   [[nodiscard]] bool is_due(std::uint64_t step) const noexcept { return step != 0 && step % every_ == 0; }
 
-  /// The step of the newest checkpoint, if there is one.
-  /// @throws llmmem::error  when it is of another job.
+  /// Returns the step of the newest checkpoint, if there is one.
+  /// @throws llmmem::error  if it is of another job.
   [[nodiscard]] std::optional<std::uint64_t> newest() {
     const llmmem::checkpoint_search search = llmmem::find_checkpoint(storage_);
     if (!search.found) return std::nullopt;
@@ -79,8 +80,8 @@ class saved_job {
     return search.found->id.step;
   }
 
-  /// The newest state that all ranks can go on with: that in their memory, or a checkpoint. All call it when
-  /// an epoch has begun. Nothing when one dies meanwhile.
+  /// Returns the newest state with which all ranks can continue: that in memory, or a checkpoint. All ranks
+  /// call it when an epoch has begun. Returns nothing if one dies meanwhile.
   /// @throws llmmem::error  for a checkpoint of another job.
   template <class Ranks, class Replica>
   [[nodiscard]] std::optional<state_found> recover(Ranks& ranks, Replica& replica, llmmem::deadline by) {
@@ -119,9 +120,9 @@ class saved_job {
                             {.readers = 1});
   }
 
-  /// Saves the job together with the other ranks, who all call it for the same step. Who dies meanwhile
-  /// breaks nothing but this one checkpoint, and is known to the ranks afterwards.
-  /// @param parts  that this rank owns; all ranks' together are all of them.
+  /// Saves the job together with the other ranks, which all call it for the same step. A rank that dies
+  /// meanwhile breaks only this checkpoint, and the others learn of it.
+  /// @param parts  the parts that this rank owns; those of all ranks together are all parts.
   template <class Ranks>
   [[nodiscard]] save_outcome save(Ranks& ranks, std::uint64_t step, std::span<const llmmem::part_bytes> parts,
                                   const llmmem::collective_call& call) {
@@ -132,7 +133,7 @@ class saved_job {
     } catch (const llmmem::error& failed) {
       why = failed.what();
     }
-    // Rank 0 alone opens the folder. When it cannot, nobody is to wait for its draft.
+    // Only rank 0 opens the folder. If it cannot, no rank may wait for its draft.
     std::byte is_open[] = {std::byte{why.empty()}};
     if (const auto told = llmmem::broadcast(ranks, is_open, llmmem::rank_id{0}, call); !told)
       return {false, why.empty() ? told.error().message() : why};
@@ -154,13 +155,13 @@ class saved_job {
  private:
   static constexpr std::size_t kinds = 3;
   static constexpr std::uint64_t second = 1'000'000'000;
-  // All together less than ranks wait for each other in a step.
+  // The sum is less than ranks wait for each other in a step.
   static constexpr llmmem::comm_coordinator_options patience{.open_within_ns = 5 * second,
                                                              .begin_within_ns = 20 * second,
                                                              .commit_within_ns = 20 * second,
                                                              .answer_within_ns = 5 * second};
 
-  /// All that the weights of a step follow from.
+  /// Everything that determines the weights of a step.
   [[nodiscard]] static std::string text_of(const job_plan& plan, const train_gpt::corpus& text) {
     const train_gpt::gpt_shape& shape = plan.shape;
     return fmt::format(
@@ -173,12 +174,12 @@ class saved_job {
     constexpr std::string_view names[kinds] = {"weights", "mean", "variance"};
     return fmt::format("{}-{}", names[kind], to_index(part));
   }
-  /// Of one kind.
+  /// The tensors of one kind.
   [[nodiscard]] std::size_t bytes_of(llmmem::part_id part) const noexcept {
     return cut_[part].count * sizeof(float);
   }
 
-  /// That it is of this job, and not beyond its end.
+  /// Checks that a checkpoint is of this job, and not past its end.
   void check(const llmmem::found_checkpoint& found) {
     const std::string where = storage_.path(found.folder);
     const auto bytes = llmmem::load_extra(storage_, found, 0, "job");
@@ -200,7 +201,7 @@ class saved_job {
     }
   }
 
-  /// This rank's files, written and synced.
+  /// Writes and syncs this rank's files.
   [[nodiscard]] llmmem::checkpoint_manifest write(const llmmem::checkpoint_draft& draft, std::uint32_t rank,
                                                   std::uint32_t world,
                                                   std::span<const llmmem::part_bytes> parts) {

@@ -20,8 +20,8 @@
 
 namespace survive_failures {
 
-/// Weights in the order of the layers, and gradients that lie alike wherever the caller wants them. It has no
-/// moments: the optimizer works on parts.
+/// Weights in the order of the layers, and gradients in the same layout in the caller's memory. It has no
+/// moments, because the optimizer works on parts.
 class flat_state {
  public:
   using value_type = float;
@@ -37,7 +37,7 @@ class flat_state {
   }
 
   [[nodiscard]] std::span<float> weights() noexcept { return weights_; }
-  /// @pre as many as there are weights
+  /// @pre the span has the number of weights
   void put_gradients_into(std::span<float> gradients) noexcept { gradients_ = gradients; }
 
   [[nodiscard]] std::span<float> acquire(train_gpt::layer_id layer, train_gpt::state_kind kind,
@@ -58,9 +58,9 @@ class flat_state {
   std::span<float> gradients_;
 };
 
-/// Computes what a step asks of one shard.
+/// Computes a step's loss and gradients for one shard.
 ///
-/// @par Thread safety   one thread, besides the team's.
+/// @par Thread safety   one thread, in addition to the team's.
 class shard_model {
  public:
   /// `text` and `team` outlive it.
@@ -73,7 +73,7 @@ class shard_model {
         trainer_(model_, team, state_, activations_) {}
 
   [[nodiscard]] std::span<float> weights() noexcept { return state_.weights(); }
-  /// The weights that the job begins with.
+  /// The initial weights of the job.
   void draw_weights() { trainer_.draw_weights(plan_.seed); }
 
   /// The loss of shard `shard` of the batch of `step`, and its gradients.
@@ -82,7 +82,7 @@ class shard_model {
     return trainer_.forward_backward(batch_of(step, shard));
   }
 
-  /// 64 bits of all weights.
+  /// A digest of 64 bits of all weights.
   [[nodiscard]] std::uint64_t digest() { return trainer_.digest(); }
 
  private:

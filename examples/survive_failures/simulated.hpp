@@ -20,9 +20,9 @@
 
 namespace survive_failures {
 
-/// Runs the job in a `sim_network`: the same for the same seed. Computing a shard takes 2 ms, frames what the
-/// network draws.
-/// @throws llmmem::error  when more was lost than the redundancy bears, and what a rank throws.
+/// Runs the job in a `sim_network`: the same for the same seed. A shard takes 2 ms to compute; the network
+/// draws the times of frames.
+/// @throws llmmem::error  if more was lost than the redundancy tolerates; and the exceptions of ranks.
 inline void run_simulated(const job_plan& plan, const std::vector<planned_fault>& faults,
                           const train_gpt::corpus& text, job_log& log) {
   using llmmem::testing::sim_endpoint;
@@ -36,7 +36,7 @@ inline void run_simulated(const job_plan& plan, const std::vector<planned_fault>
       net.restart_after(llmmem::seat_id{seat}, plan.restart_ms * 1'000'000);
   }
   std::size_t next = 0;
-  // One process is on at a time: none of this needs a lock.
+  // One process runs at a time, so nothing here needs a lock.
   const auto hear = [&](const job_event& event) {
     log.hear(event);
     if (next == faults.size() || !log.is_complete() || log.step() < faults[next].after_step) return;
@@ -50,7 +50,7 @@ inline void run_simulated(const job_plan& plan, const std::vector<planned_fault>
     log.started(seat, 0);
     try {
       llmmem::communicator ranks(end);
-      // One that comes when all is over finds nobody.
+      // A process that comes after the end finds no rank.
       const auto joined = ranks.join(ranks.after(10'000'000'000));
       if (!joined && (log.finished() != 0 || log.is_lost())) return;
       joined.value();

@@ -1,5 +1,5 @@
 /// @file
-/// `survivor`: one rank of a training run that goes on when others die.
+/// `survivor`: one rank of a training run that continues when others die.
 #pragma once
 
 #include <llmmem/comm/collectives.hpp>
@@ -36,30 +36,30 @@ namespace survive_failures {
 /// How a rank's run ended.
 enum class ending : std::uint8_t {
   finished,  ///< all steps are committed
-  out,       ///< the others have gone on without it: a fresh process may take its seat
-  lost,      ///< the state of too many ranks is gone, and nothing is saved
+  out,       ///< the others have continued without it; a fresh process may take its seat
+  lost,      ///< the state of too many ranks is lost, and nothing is saved
 };
 
 /// One rank: data parallel with a sharded optimizer. A step of N shards and N parts, on any W of N ranks:
 ///
 /// 1. each rank computes the gradients of its shards of the batch, with all weights (rank r: shards r, r + W,
 ///    ...);
-/// 2. it sends each part's owner what concerns that part; owners sum up in the order of shards, and update
-///    weights and moments of their parts;
-/// 3. the replica keeps the parts on other ranks as well, and all gather the new weights;
-/// 4. all agree that this went well: then the step is committed. Otherwise it counts for nothing, the next
-///    epoch begins without the dead and with whom they admit, and all have the version kept last.
+/// 2. it sends each part's owner the gradients of that part; owners sum them in the order of shards, and
+///    update the weights and moments of their parts;
+/// 3. the replica keeps the parts on other ranks as well, and all ranks gather the new weights;
+/// 4. if all ranks agree that this succeeded, the step is committed. Otherwise it does not count: the next
+///    epoch begins without the dead and with the admitted ranks, and all have the last kept version.
 ///
-/// With a folder for checkpoints, the state between two steps is saved there now and then. Once more ranks
-/// are lost than the redundancy bears, or none is left that has kept anything, all load the newest
-/// checkpoint, and compute again what came after it.
+/// With a folder for checkpoints, the state between two steps is saved there at intervals. If more ranks are
+/// lost than the redundancy tolerates, or no remaining rank has kept a version, all load the newest
+/// checkpoint, and compute the later steps again.
 ///
-/// So the bits of every step depend on the plan alone: not on who computed what, who died or who came back.
+/// So the bits of every step depend only on the plan, and not on which ranks computed, died or returned.
 ///
 /// @tparam Ranks   a `communicator` that has joined.
 /// @tparam Report  called with each `job_event`.
 /// @par Thread safety   one thread.
-/// @par Errors          `llmmem::error` when ranks hold different weights: nothing is committed from then on.
+/// @par Errors          `llmmem::error` if ranks have different weights; nothing is committed from then on.
 template <class Ranks, class Report>
 class survivor {
  public:
@@ -81,7 +81,7 @@ class survivor {
     return ending::finished;
   }
 
-  /// @name What `run_epochs` calls
+  /// @name The functions that `run_epochs` calls
   /// @{
   [[nodiscard]] llmmem::redundancy::job_outcome begin() {
     attempt_ = attempt::beginning;
@@ -113,7 +113,7 @@ class survivor {
   /// @}
 
  private:
-  /// In what an agreement finds this rank: `end` when all steps are done, and the last save is tried.
+  /// This rank's state at an agreement: `end` after all steps and the attempt of the last save.
   enum class attempt : std::uint8_t { beginning, step, end };
 
   static constexpr std::uint64_t patience_ns = 60'000'000'000;
@@ -143,9 +143,10 @@ class survivor {
     report_(event);
   }
 
-  /// All ranks come to the same: they have loaded the same.
+  /// All ranks get the same result, because they have loaded the same.
   [[nodiscard]] bool is_save_due() const { return saved_ && saved_->is_due(step_) && loaded_ != step_; }
-  /// Between two steps, with all ranks. When it fails the training goes on, and what was saved before stays.
+  /// Saves between two steps, with all ranks. If that fails, the training continues, and earlier checkpoints
+  /// stay.
   void save() {
     std::vector<llmmem::part_bytes> own;
     for (const llmmem::part_id part : owned_[self()])
@@ -160,7 +161,7 @@ class survivor {
     return is_well ? llmmem::redundancy::job_outcome::succeeded : llmmem::redundancy::job_outcome::failed;
   }
 
-  /// Gets this rank to where all are: who owns what, their state, all weights.
+  /// Brings this rank to the common state: owners, their parts, all weights.
   bool begin_epoch() {
     tell(event_kind::began);
     const auto found = find_state();
@@ -181,21 +182,22 @@ class survivor {
         std::memcpy(state.bytes().data(), bytes.data(), bytes.size());
       }
     }
-    // Who computes others' parts as well needs all of them once; else weights do.
+    // A rank that also computes others' parts needs all state once; otherwise the weights suffice.
     return gather(computes_twice() ? 3 : 1) && verify();
   }
 
-  /// The same on all ranks, or nothing on one at least.
+  /// The same on all ranks, or nothing on at least one.
   [[nodiscard]] std::optional<state_found> find_state() {
     if (saved_) return saved_->recover(*ranks_, replica_, soon());
     const auto kept = replica_.recover(soon());
     is_lost_ = kept.code() == llmmem::errc::state_lost;
-    if (kept.code() == llmmem::errc::setup_differs) static_cast<void>(kept.value());  // throws, on all ranks
+    if (kept.code() == llmmem::errc::setup_differs) static_cast<void>(kept.value());  // throws on all ranks
     if (!kept) return std::nullopt;
     return state_found{kept->is_recovered, kept->is_recovered ? kept->version : 0, kept->moved_bytes};
   }
 
-  /// Who updates which parts in this epoch: their owners, and with redundant computation who keeps them.
+  /// The ranks that update each part in this epoch: its owner, and, with redundant computation, the ranks
+  /// that keep it.
   void assign_parts() {
     updates_.assign(world(), {});
     const std::span<const llmmem::rank_id> owners = replica_.owners();
@@ -214,7 +216,7 @@ class survivor {
       parts_.emplace(part, part_state(cut_[part].count));
   }
 
-  /// One step, up to what only all together can say: that it counts.
+  /// One step, up to the agreement of all ranks that it counts.
   bool take_step() {
     compute_shards();
     if (!exchange_gradients()) return false;
@@ -231,16 +233,16 @@ class survivor {
       gradients_[i].resize(plan_.elements());
       losses_[i] = model_.compute(step_, self() + i * world(), gradients_[i]);
       let_time_pass(ranks_->endpoint());
-      ranks_->poll();  // others may wait for an answer
+      ranks_->poll();  // other ranks may wait for an answer
     }
   }
-  /// In virtual time computing takes some, too.
+  /// Computation also takes virtual time.
   template <class End>
   static void let_time_pass(End& end) {
     if constexpr (requires { end.work(std::uint64_t{1}); }) end.work(2'000'000);
   }
 
-  /// Every part's gradients to who updates it, summed up there.
+  /// Sends every part's gradients to the ranks that update it, which sum them.
   bool exchange_gradients() {
     std::vector<std::uint64_t> out_blocks{0};
     out_.clear();
@@ -253,7 +255,7 @@ class survivor {
       }
       out_blocks.push_back(out_.size() * sizeof(float));
     }
-    std::size_t each = 0;  // values that a shard has for this rank
+    std::size_t each = 0;  // values of a shard for this rank
     for (const llmmem::part_id part : updates_[self()])
       each += cut_[part].count;
     std::vector<std::uint64_t> in_blocks{0};
@@ -290,7 +292,7 @@ class survivor {
     return done.has_value();
   }
 
-  /// Everybody's parts and losses, in the order of ranks and parts.
+  /// Gathers all ranks' parts and losses, in the order of ranks and parts.
   /// @param kinds  1: weights; 3: moments as well
   bool gather(std::size_t kinds) {
     std::vector<std::uint64_t> blocks{0};
@@ -333,7 +335,7 @@ class survivor {
     return true;
   }
 
-  /// Nothing goes on before all have the same weights.
+  /// No rank continues before all have the same weights.
   bool verify() {
     std::vector<std::uint64_t> digests(world(), model_.digest());
     const auto bytes = std::as_writable_bytes(std::span(digests));

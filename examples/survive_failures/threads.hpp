@@ -28,18 +28,18 @@
 
 namespace survive_failures {
 
-/// A thread for each seat. One that is killed ends in its next call of the transport; a fresh one takes its
+/// A thread for each seat. A killed one ends in its next call of the transport, and a fresh one takes its
 /// seat.
 ///
 /// @par Thread safety   one thread.
-/// @par Errors          what a rank throws; `llmmem::error` when more was lost than the redundancy bears and
-///                      nothing is saved.
+/// @par Errors          exceptions of ranks; `llmmem::error` if more was lost than the redundancy tolerates
+///                      and nothing is saved.
 class thread_job {
  public:
-  /// All outlive it.
+  /// All arguments outlive it.
   thread_job(const job_plan& plan, const train_gpt::corpus& text, job_log& log)
       : thread_job(plan, text, log, plan_faults(plan)) {}
-  /// With other faults than the plan's own, kills alone.
+  /// With faults other than the plan's own: kills only.
   thread_job(const job_plan& plan, const train_gpt::corpus& text, job_log& log,
              std::vector<planned_fault> faults)
       : plan_(plan),
@@ -66,7 +66,7 @@ class thread_job {
       changed_.wait_for(held, std::chrono::milliseconds(1));
       do_next_fault();
       restart(held);
-      // A rank that waits to be admitted finds nobody any more.
+      // A rank that waits for admission no longer finds any rank.
       for (std::uint32_t seat = 0; seat < plan_.ranks && log_->finished() != 0; ++seat) {
         if (!log_->is_finisher(seat)) net_.kill(llmmem::seat_id{seat});
       }
@@ -115,7 +115,7 @@ class thread_job {
     changed_.notify_all();
   }
 
-  /// All died, and the job is in files.
+  /// All ranks died, and the job is in files.
   [[nodiscard]] bool is_to_restart() const { return plan_.is_saved() && log_->finished() == 0; }
 
   void restart(std::unique_lock<std::mutex>& held) {

@@ -1,5 +1,5 @@
 /// @file
-/// Adam: the optimizer's constants of a step, and what it does to values.
+/// Adam: the constants of a step, and the update of values.
 #pragma once
 
 #include <cmath>
@@ -17,12 +17,11 @@ struct adam_options {
   double epsilon = 1e-8;
 };
 
-/// One step of it. Each value is changed by itself, so that the bits do not depend on how they are shared
-/// out.
+/// One step. It changes each value independently, so the bits do not depend on the distribution of values.
 template <std::floating_point T>
 class adam_step {
  public:
-  /// @param step  of the run, from 0.
+  /// @param step  number of the step in the run, from 0.
   adam_step(const adam_options& options, std::uint64_t step) noexcept
       : mean_decay_(static_cast<T>(options.mean_decay)),
         mean_share_(static_cast<T>(1 - options.mean_decay)),
@@ -42,7 +41,7 @@ class adam_step {
   }
 
  private:
-  /// Multiplied out, so that no library's rounding is in it.
+  /// Multiplied out, so that the bits do not depend on a library's rounding.
   [[nodiscard]] static double power(double base, std::uint64_t exponent) noexcept {
     double product = 1;
     for (; exponent != 0; exponent /= 2, base *= base) {

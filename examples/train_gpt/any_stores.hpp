@@ -1,5 +1,5 @@
 /// @file
-/// The two seams behind one interface each, so that the loop around them is compiled once for all stores.
+/// A type-erased interface for each kind of store, so that the training loop is compiled once for all stores.
 #pragma once
 
 #include <concepts>
@@ -11,10 +11,10 @@
 
 namespace train_gpt {
 
-/// A `state_store` of any type. A call is one more jump a layer.
+/// A `state_store` of any type, at the cost of one more jump per layer.
 ///
-/// What a checkpoint needs is here, too: of each layer a process *holds* a range of every kind of state, and
-/// *saves* a part of that. In a store that is not sharded both are everything.
+/// It also has the functions for checkpoints: a process *holds* a range of each layer for every kind of
+/// state, and *saves* a part of it. In a store that is not sharded both are the whole layer.
 template <std::floating_point T>
 class any_state {
  public:
@@ -27,16 +27,16 @@ class any_state {
   virtual void begin_step(std::uint64_t step) = 0;
   virtual void end_step(std::uint64_t step) = 0;
 
-  /// Whether what is held can be read by any thread, leased or not.
+  /// Whether any thread can read the held state without a lease.
   [[nodiscard]] virtual bool stays() const noexcept = 0;
   [[nodiscard]] virtual element_range saved(layer_id layer) const noexcept = 0;
   [[nodiscard]] virtual element_range held(layer_id layer, state_kind kind) const noexcept = 0;
-  /// All that is held of a piece; nothing is gathered or sent for it.
+  /// Returns all that is held of a piece, without gathering or sending.
   [[nodiscard]] virtual std::span<T> acquire_held(layer_id layer, state_kind kind, lease_mode mode) = 0;
   virtual void release_held(layer_id layer, state_kind kind, lease_mode mode) noexcept = 0;
 };
 
-/// One of them. The store outlives it.
+/// The interface to a store, which outlives it.
 template <state_store Store>
 class erased_state final : public any_state<typename Store::value_type> {
  public:
@@ -105,7 +105,7 @@ class any_activations {
   virtual void drop(layer_id layer) noexcept = 0;
 };
 
-/// One of them. The store outlives it.
+/// The interface to a store, which outlives it.
 template <activation_store Store>
 class erased_activations final : public any_activations<typename Store::value_type> {
  public:

@@ -1,5 +1,5 @@
 /// @file
-/// The program: trains, with its memory as asked, and tells how it went.
+/// The program: trains with the requested memory, and reports the result.
 #pragma once
 
 #include <llmmem/checkpoint/termination.hpp>
@@ -43,7 +43,7 @@ namespace train_gpt {
 
 using example::exit_status;
 
-/// What a run keeps, by what it is for.
+/// The memory of a run, by purpose.
 struct planned_bytes {
   llmmem::training_bytes state;
   std::uint64_t activations = 0;
@@ -52,7 +52,7 @@ struct planned_bytes {
   [[nodiscard]] std::uint64_t total() const { return state.total() + activations + workspace; }
 };
 
-/// Of a run, or of the largest of its ranks.
+/// The memory of a run, or of its largest rank.
 [[nodiscard]] inline planned_bytes plan_bytes(const gpt_shape& shape, std::size_t threads,
                                               const parallel_options& parallel = {}) {
   using value = float;
@@ -102,7 +102,7 @@ struct planned_bytes {
 
 namespace detail {
 
-/// The machine's memory: more would not do.
+/// The machine's memory, because more is impossible.
 [[nodiscard]] inline std::uint64_t physical_bytes() noexcept {
   const long pages = ::sysconf(_SC_PHYS_PAGES);
   const long page = ::sysconf(_SC_PAGESIZE);
@@ -166,7 +166,7 @@ inline void run_checked(command_line asked, std::FILE* out, std::FILE* notes) {
   named_text from = load_text(asked.text_file);
   const corpus text(from.name, std::move(from.text), shape);
 
-  std::optional<llmmem::termination_request> termination;  // before there are other threads
+  std::optional<llmmem::termination_request> termination;  // before any other thread starts
   if (!asked.checkpoints.folder.empty()) asked.checkpoints.termination = &termination.emplace();
   run_result result = train_as_asked(asked, run, budget, text, notes);
   result.predicted = predict_usage(run, asked, 0, asked.steps - result.first_step);

@@ -1,5 +1,5 @@
 /// @file
-/// Where a run's checkpoints go: a folder, and behind it another one if copies were asked for.
+/// The folders of a run's checkpoints: one, and optionally a second one for copies.
 #pragma once
 
 #include <llmmem/checkpoint/coordinator.hpp>
@@ -26,7 +26,7 @@
 
 namespace train_gpt {
 
-/// Says on a stream what has been copied, as soon as it outlasts this machine.
+/// Reports on a stream each copy, as soon as it outlasts this machine.
 class copy_notes {
  public:
   explicit copy_notes(std::FILE* to) noexcept : to_(to) {}
@@ -45,12 +45,12 @@ class copy_notes {
   std::FILE* to_;
 };
 
-/// One rank's `checkpoint_coordinator` of a folder: by itself, or with the other ranks by files in it.
+/// One rank's `checkpoint_coordinator` of a folder: alone, or with the other ranks by files in it.
 class folder_coordinator {
  public:
   using storage_type = llmmem::posix_storage<>;
 
-  /// Of several ranks it returns once all are there.
+  /// With several ranks, it returns when all have joined.
   folder_coordinator(storage_type& storage, std::uint32_t rank, std::uint32_t world) {
     const llmmem::keep_last_and_every keep{.last = 2};
     if (world == 1) {
@@ -71,7 +71,7 @@ class folder_coordinator {
   [[nodiscard]] std::uint32_t rank() const noexcept { return alone_ ? 0 : together_->rank(); }
   [[nodiscard]] std::uint32_t world() const noexcept { return alone_ ? 1 : together_->world(); }
   [[nodiscard]] storage_type& storage() noexcept { return alone_ ? alone_->storage() : together_->storage(); }
-  /// @pre it is rank 0's
+  /// @pre this is rank 0's
   [[nodiscard]] llmmem::checkpoint_folder_base& folder() noexcept {
     if (alone_) return alone_->folder();
     return *together_->session().folder();
@@ -100,18 +100,18 @@ class checkpoint_folders {
   /// The newest checkpoint of both.
   struct newest_checkpoint {
     std::optional<llmmem::found_checkpoint> found{};
-    storage_type* storage = nullptr;         ///< that has it
-    std::vector<std::string> skip_reason{};  ///< what should have been newer, and why it was not taken
+    storage_type* storage = nullptr;         ///< the storage that has it
+    std::vector<std::string> skip_reason{};  ///< skipped newer checkpoints, and the reasons
     std::string message{};                   ///< all of that in a line
   };
 
-  /// @param notes  null: nowhere.
+  /// @param notes  null: no notes.
   checkpoint_folders(const checkpoint_options& asked, rank_voice& ranks, std::FILE* notes)
       : storage_(asked.folder), local_(storage_, met(ranks), ranks.world()), notes_(notes) {
     if (!asked.copy.empty()) durable_.emplace(asked.copy);
   }
 
-  /// @throws llmmem::error  when the two folders have checkpoints of two runs.
+  /// @throws llmmem::error  if the two folders have checkpoints of two runs.
   [[nodiscard]] newest_checkpoint newest() {
     newest_checkpoint all;
     if (!durable_) {
@@ -140,15 +140,15 @@ class checkpoint_folders {
     return all;
   }
 
-  /// From now on what is committed is copied, and first what a run before this one had no time to copy.
-  /// @pre nothing was begun. @throws as `llmmem::mirrored_coordinator`.
+  /// Begins to copy committed checkpoints, first any that an earlier run did not copy.
+  /// @pre no checkpoint has begun. @throws as `llmmem::mirrored_coordinator`.
   void begin_copying() {
     if (durable_)
       mirror_.emplace(local_, *durable_, llmmem::keep_last_and_every{.last = 2}, llmmem::mirror_options{},
                       copy_notes(notes_));
   }
 
-  // What the checkpointer asks for.
+  // The concept `checkpoint_coordinator`.
   [[nodiscard]] std::uint32_t rank() const noexcept { return local_.rank(); }
   [[nodiscard]] std::uint32_t world() const noexcept { return local_.world(); }
   [[nodiscard]] storage_type& storage() noexcept { return storage_; }
@@ -162,7 +162,7 @@ class checkpoint_folders {
   [[nodiscard]] std::string tidy() { return mirror_ ? mirror_->tidy() : local_.tidy(); }
 
  private:
-  /// A rank that failed before this one came here is noticed by a message, and not waited for in the folder.
+  /// A message shows a rank that failed earlier, so that this one does not wait for it in the folder.
   [[nodiscard]] static std::uint32_t met(rank_voice& ranks) {
     static_cast<void>(ranks.exchange(0));
     return ranks.rank();
@@ -173,7 +173,7 @@ class checkpoint_folders {
   std::optional<storage_type> durable_;
   std::optional<
       llmmem::mirrored_coordinator<folder_coordinator, storage_type, llmmem::keep_last_and_every, copy_notes>>
-      mirror_;  // goes first, when its copies are done
+      mirror_;  // destroyed first, after its copies are done
   std::FILE* notes_;
 };
 

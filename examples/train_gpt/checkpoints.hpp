@@ -1,5 +1,5 @@
 /// @file
-/// Checkpoints of a run: what of it is saved, how it is copied out of a store, and put back into one.
+/// Checkpoints of a run: their contents, and how these are copied from a store and restored to one.
 #pragma once
 
 #include <llmmem/async_checkpointer.hpp>
@@ -35,10 +35,10 @@
 
 namespace train_gpt {
 
-/// Says on a stream what has been committed, as soon as it is.
+/// Reports each commit on a stream at once.
 class commit_notes {
  public:
-  /// @param to  null: nowhere.
+  /// @param to  null: no reports.
   explicit commit_notes(std::FILE* to) noexcept : to_(to) {}
   void settled(const llmmem::commit_ticket& ticket) const {
     if (to_ == nullptr) return;
@@ -63,18 +63,18 @@ struct run_checkpointer_traits : llmmem::checkpointer_traits {
   using observer_type = commit_notes;
 };
 
-/// What a run must have in common with the one it goes on with.
+/// The properties that a run must have in common with the one that it resumes.
 [[nodiscard]] inline std::string run_identity(const command_line& asked, const corpus& text) {
   const gpt_shape& shape = asked.shape;
-  // AdamW is not named: checkpoints of before had no other.
+  // AdamW is not named, because earlier checkpoints had no other optimizer.
   return fmt::format("layers {} width {} heads {} context {} batch {} seed {} text {:08x}{}", shape.blocks,
                      shape.width, shape.heads, shape.context, shape.batch, asked.seed, text.checksum(),
                      shape.moments == 1 ? " optimizer sgd" : "");
 }
 
-/// Saves a run as it goes, and goes on with one that was saved. Of several ranks, each saves its share of
-/// every checkpoint, all at the same steps, and loads what it holds: from checkpoints of any number of ranks
-/// that kept anything.
+/// Saves a run during training, and resumes a saved one. Each of several ranks saves its share of every
+/// checkpoint, all at the same steps, and loads the state that it holds, from checkpoints of any number of
+/// ranks in any sharding.
 ///
 /// @tparam IsConcurrent  `any_state::stays` of the store.
 template <bool IsConcurrent>
@@ -98,8 +98,8 @@ class run_checkpoints {
 
   [[nodiscard]] llmmem::snapshot_gate& gate() noexcept { return checkpointer_.gate(); }
 
-  /// Goes on with the newest checkpoint if that was asked for; then copies may be made.
-  /// @return the losses of the steps that are done.
+  /// Resumes from the newest checkpoint if requested; afterwards copies may begin.
+  /// @return the losses of the finished steps.
   /// @pre the store was initialised, so that every piece has contents.
   [[nodiscard]] std::vector<double> begin() {
     std::vector<double> losses;
@@ -108,10 +108,10 @@ class run_checkpoints {
     return losses;
   }
 
-  /// Between two steps: saves when it is time to.
+  /// Called between two steps: saves if it is time to.
   /// @param done    steps so far.
-  /// @param losses  of them.
-  /// @throws llmmem::error  when a signal asked for the end; it says whether the step is saved.
+  /// @param losses  the losses of these steps.
+  /// @throws llmmem::error  if a signal asked for the end; the text says whether the step is saved.
   void after_step(std::uint64_t done, std::span<const double> losses, double step_seconds) {
     learn(step_seconds);
     const bool is_last = done == asked_->steps;
@@ -119,13 +119,13 @@ class run_checkpoints {
     if (all.ends && !is_last) {
       save(done, losses);
       const std::string unsaved = finish();
-      throw llmmem::error(fmt::format("ended by SIGTERM after step {}, which is {}; go on with --resume",
+      throw llmmem::error(fmt::format("ended by SIGTERM after step {}, which is {}; continue with --resume",
                                       done, unsaved.empty() ? "saved" : "NOT saved: " + unsaved));
     }
     if (all.saves || is_last) save(done, losses);
   }
 
-  /// Waits for what is pending. Why the last save is not committed; nothing when it is.
+  /// Waits for pending saves. Returns why the last one is not committed; nothing if it is.
   [[nodiscard]] std::string finish() {
     checkpointer_.flush();
     if (!held_ || held_->ticket().is_committed()) return {};
@@ -134,8 +134,8 @@ class run_checkpoints {
 
  private:
   struct agreed_on {
-    bool ends = false;   // a signal came, to any rank
-    bool saves = false;  // the first rank's clock says so
+    bool ends = false;   // a signal arrived at any rank
+    bool saves = false;  // by the first rank's clock
   };
   [[nodiscard]] agreed_on agree(std::uint64_t done) {
     const std::uint64_t mine =
@@ -148,25 +148,26 @@ class run_checkpoints {
   }
 
   static constexpr std::uint64_t chunk_bytes = std::uint64_t{1} << 20;
-  /// As large as the state, so that a step is held up for no longer than copying takes; 64 MiB at most.
+  /// As large as the state, so that a step stalls only for the copy; at most 64 MiB.
   [[nodiscard]] static constexpr std::uint64_t ring_for(std::uint64_t bytes) noexcept {
     return std::clamp<std::uint64_t>(bytes + 4 * chunk_bytes, 4 * chunk_bytes, std::uint64_t{64} << 20);
   }
 
-  /// Puts back what the newest checkpoint has, and gives the losses up to its step; none without one.
+  /// Restores the newest checkpoint, and returns the losses up to its step; none without a checkpoint.
   [[nodiscard]] std::vector<double> resume() {
     const checkpoint_folders::newest_checkpoint newest = folders_.newest();
     const std::uint64_t id = newest.found ? newest.found->id.generation + 1 : 0;
     for (const std::uint64_t each : ranks_->exchange(id)) {
       if (each == id) continue;
-      throw llmmem::format_error(asked_->checkpoints.folder +
-                                 ": its ranks found different checkpoints to go on with; look at the folder, "
-                                 "and start again");
+      throw llmmem::format_error(
+          asked_->checkpoints.folder +
+          ": its ranks found different checkpoints to continue with; look at the folder, "
+          "and start again");
     }
     if (!newest.found) {
       if (!newest.skip_reason.empty())
         throw llmmem::format_error(asked_->checkpoints.folder + ": " + newest.message +
-                                   "; take another folder to begin anew");
+                                   "; take another folder to start again");
       return {};
     }
     const llmmem::found_checkpoint& found = *newest.found;
@@ -207,7 +208,7 @@ class run_checkpoints {
     held_.emplace(std::move(guard));
   }
 
-  /// Takes note of how long steps and saves take.
+  /// Measures the times of steps and saves.
   void learn(double step_seconds) {
     const llmmem::checkpointer_stats now = checkpointer_.stats();
     const double stalled = static_cast<double>(now.stall_ns - seen_.stall_ns) * 1e-9;
@@ -220,7 +221,7 @@ class run_checkpoints {
     seen_ = now;
   }
 
-  /// With `auto`, the first step is saved, to learn what that takes.
+  /// With `auto`, the first step is saved, to measure its cost.
   [[nodiscard]] bool is_due(std::uint64_t done) const {
     if (asked_->checkpoints.every != 0) return done % asked_->checkpoints.every == 0;
     if (seen_.committed == 0) return seen_.begun == seen_.failed;
@@ -251,16 +252,16 @@ class run_checkpoints {
   const command_line* asked_;
   std::string identity_;
   rank_voice* ranks_;
-  std::FILE* notes_;  // null on all ranks but the first
+  std::FILE* notes_;  // null on all ranks except the first
   any_state<float>* store_;
   saved_tensors saved_;
   checkpoint_folders folders_;
   llmmem::async_checkpointer<run_checkpointer_traits<view_type>> checkpointer_;
   std::optional<llmmem::snapshot_guard>
-      held_;  // the last one: its state is not to change before it is copied
+      held_;  // the last snapshot, whose state must not change before it is copied
   llmmem::interval_tuner tuner_{llmmem::interval_options{}};
   llmmem::checkpointer_stats seen_{};
-  double stalled_ = 0;  // since the last save that was learnt from
+  double stalled_ = 0;  // since the last measured save
   std::uint64_t last_saved_ = 0;
 };
 

@@ -1,6 +1,6 @@
 /// @file
-/// Chunks of memory or of tiers behind one interface, and the stores that stand on them: state, and
-/// activations of which a part is computed again.
+/// One interface for chunks of memory or tiers, and the stores built on it: state, and activations that are
+/// partly recomputed.
 #pragma once
 
 #include <llmmem/result.hpp>
@@ -23,8 +23,8 @@
 
 namespace train_gpt {
 
-/// The calls that the library's stores make of a `memory_chunks`, a `tiered_buffer` or a schedule. A chunk
-/// has one lease at a time.
+/// The calls of the stores to a `memory_chunks`, a `tiered_buffer` or a schedule. A chunk has one lease at a
+/// time.
 class chunk_store {
  public:
   template <llmmem::access_mode Mode>
@@ -75,7 +75,7 @@ class chunk_store {
 
   virtual void begin_step() {}
   virtual void end_step() {}
-  /// While the trainer computes. What it throws is thrown by the next lease.
+  /// Called while the trainer computes. The next lease rethrows its exception.
   virtual void progress() noexcept {}
 
  protected:
@@ -92,7 +92,7 @@ class chunk_store {
   }
 };
 
-/// One of them. The store outlives it; a schedule is told of the steps.
+/// The interface to chunks, which outlive it; it informs a schedule of the steps.
 template <class Store>
 class erased_chunks final : public chunk_store {
  public:
@@ -145,7 +145,7 @@ class erased_chunks final : public chunk_store {
   [[nodiscard]] llmmem::result<std::span<std::byte>> note(llmmem::chunk_handle chunk,
                                                           llmmem::result<Lease> had) {
     if (!had) return had.error();
-    // A lease to read is a span that nobody writes through: there is one type for all.
+    // A read lease is a span that the trainer does not write; all leases have one type.
     const std::span<std::byte> bytes(const_cast<std::byte*>(had->span().data()), had->span().size());
     held_[chunk.slot] = std::move(*had);
     return bytes;
@@ -176,7 +176,7 @@ struct step_bounds {
   }
 };
 
-/// Weights, gradients and moments, a chunk each.
+/// Weights, gradients and moments, with one chunk each.
 template <std::floating_point T>
 class chunk_state {
  public:
@@ -232,13 +232,13 @@ class chunk_state {
   std::vector<piece> pieces_;
 };
 
-/// Activations of which each layer keeps its form, and computes the rest again.
+/// Activations: each layer keeps its form, and recomputes the rest.
 template <std::floating_point T>
 class recorded_activations {
  public:
   using value_type = T;
 
-  /// @param forms  of layers 1 and up; the first run that is kept of one that is not whole is its input.
+  /// @param forms  of layers 1 and up; the first kept run of a partial form is the layer's input.
   recorded_activations(chunk_store& chunks, std::vector<llmmem::record_form> forms)
       : records_(chunks, std::move(forms)) {}
 

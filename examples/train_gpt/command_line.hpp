@@ -1,5 +1,5 @@
 /// @file
-/// What a training program was asked to do, and the text it trains on.
+/// The command line of a training program, and its training text.
 #pragma once
 
 #include <llmmem/checkpoint/termination.hpp>
@@ -30,42 +30,42 @@
 
 namespace train_gpt {
 
-/// Where state and activations live.
+/// Where state and activations are stored.
 enum class memory_kind : std::uint8_t {
-  plain,   ///< all of it in host memory
+  plain,   ///< everything in host memory
   tiered,  ///< in tiers, of which the first is small
 };
 
-/// When what a step needs is brought up.
+/// When the data of a step is brought up.
 enum class schedule_kind : std::uint8_t {
-  on_demand,  ///< when it is asked for
-  lookahead,  ///< a few pieces before
-  next_use,   ///< by a plan of the whole step: as early as links and room allow, in the order of use
+  on_demand,  ///< when it is requested
+  lookahead,  ///< a few pieces in advance
+  next_use,   ///< by a plan of the whole step: as early as links and space allow, in the order of use
 };
 
-/// Tiers, the fastest first: memory to compute in, more of it, and a file.
+/// Tiers, the fastest first: memory for computation, more memory, and a file.
 struct tier_options {
   std::uint64_t budget_mib = 0;
   std::uint64_t host_mib = 0;  ///< 0: no tier between
   schedule_kind schedule = schedule_kind::next_use;
-  std::string folder{};  ///< of the file; empty: the system's for temporary files
+  std::string folder{};  ///< of the file; empty: the system's folder for temporary files
 };
 
 /// Where and how often a run is saved.
 struct checkpoint_options {
-  std::string folder{};     ///< empty: it is not
-  std::string copy{};       ///< another one, to which each checkpoint is copied; empty: none
-  std::uint64_t every = 0;  ///< steps; 0: as often as pays, by what saving takes
+  std::string folder{};     ///< empty: the run is not saved
+  std::string copy{};       ///< another folder, to which each checkpoint is copied; empty: none
+  std::uint64_t every = 0;  ///< steps; 0: the optimum by the measured cost of saves
   bool resumes = false;
-  const llmmem::termination_request* termination = nullptr;  ///< of the program, with a folder
+  const llmmem::termination_request* termination = nullptr;  ///< of the program, if there is a folder
 };
 
-/// What of the activations is computed again in the backward pass.
+/// The activations that the backward pass recomputes.
 enum class recompute_kind : std::uint8_t {
   none,       ///< nothing
   selective,  ///< the attention's probabilities
   full,       ///< each block from its input
-  budget,     ///< the cheapest that stays within a budget, layer by layer
+  budget,     ///< the cheapest choice within a budget, layer by layer
 };
 
 struct recompute_options {
@@ -75,8 +75,8 @@ struct recompute_options {
 
 /// Ranks that train together, each on its share of the batch.
 struct parallel_options {
-  std::size_t ranks = 0;       ///< 0: no ranks, one process that keeps all
-  bool are_processes = false;  ///< joined by sockets; else threads
+  std::size_t ranks = 0;       ///< 0: no ranks, one process keeps everything
+  bool are_processes = false;  ///< processes joined by sockets; otherwise threads
   llmmem::zero_stage stage = llmmem::zero_stage::none;
   std::uint32_t gather_ahead = 0;  ///< layers whose weights are gathered before they are used
 };
@@ -96,7 +96,7 @@ struct command_line {
   recompute_options recompute;
 };
 
-/// The options that every program that trains has; a program adds its own to the same `app`.
+/// The options of every training program; a program adds its own to the same `app`.
 class training_options {
  public:
   explicit training_options(CLI::App& app) {
@@ -119,7 +119,7 @@ class training_options {
     number("--batch", "sequences of a step", usual.shape.batch);
     app.add_option("--memory", memory_, "plain: all in host memory; tiered: needs --budget-mib")
         ->type_name("plain|tiered");
-    number("--budget-mib", "MiB of the first tier, which holds all that is computed with", 0);
+    number("--budget-mib", "MiB of the first tier, which holds all data of the computation", 0);
     number("--host-mib", "MiB of a second tier of host memory; 0: none", 0);
     app.add_option("--schedule", schedule_, "when pieces are brought up (default: next_use)")
         ->type_name("on_demand|lookahead|next_use");
@@ -133,38 +133,42 @@ class training_options {
                    "when the optimizer changes weights (default: in_backward, layer by layer; the figures do "
                    "not depend on it)")
         ->type_name("in_backward|after_backward");
-    app.add_option("--checkpoint-dir", asked_.checkpoints.folder, "save the run in this folder as it goes")
+    app.add_option("--checkpoint-dir", asked_.checkpoints.folder,
+                   "save the run in this folder during training")
         ->type_name("DIR");
     app.add_option("--checkpoint-copy", asked_.checkpoints.copy,
-                   "copy checkpoints to this folder, behind the training; --resume looks there, too")
+                   "copy checkpoints to this folder in the background; --resume also looks there")
         ->type_name("DIR");
     app.add_option("--checkpoint-every", every_,
-                   "steps between two saves (default: auto, as often as pays); the last step is saved, too")
+                   "steps between two saves (default: auto, the optimum); the last step is also saved")
         ->type_name("N|auto");
     app.add_flag("--resume", asked_.checkpoints.resumes,
-                 "go on with the newest checkpoint in --checkpoint-dir, if there is one");
+                 "continue with the newest checkpoint in --checkpoint-dir, if there is one");
     number("--ranks", "that share each batch; 0: none", 0);
     app.add_option("--transport", transport_,
                    "what --ranks are: threads of this process (default), or processes joined by sockets")
         ->type_name("thread|socket");
-    app.add_option("--parallel", parallel_,
-                   "what each of --ranks keeps (default: data): all; or of the optimizer's state (zero1), "
-                   "gradients too (zero2), weights too (zero3) its shard; the figures do not depend on it")
+    app.add_option(
+           "--parallel", parallel_,
+           "the state that each of --ranks keeps (default: data): all; or its shard of the "
+           "optimizer's (zero1), also of gradients (zero2), also of weights (zero3); the figures do not "
+           "depend on it")
         ->type_name("data|zero1|zero2|zero3");
-    number("--gather-ahead", "layers whose weights zero3 gathers before it uses them, and has room for", 0);
-    app.add_option("--recompute", recompute_,
-                   "activations that the backward pass computes again (default: none): the attention's "
-                   "(selective), all from each block's input (full), or the cheapest within so many bytes at "
-                   "once, of each rank; the figures do not depend on it")
+    number("--gather-ahead", "layers whose weights zero3 gathers in advance, and has memory for", 0);
+    app.add_option(
+           "--recompute", recompute_,
+           "activations that the backward pass recomputes (default: none): the attention's "
+           "(selective), all from each block's input (full), or the cheapest within this many bytes at "
+           "once, of each rank; the figures do not depend on it")
         ->type_name("none|selective|full|budget:BYTES");
     app.add_flag("--json", asked_.json, "JSON on standard output, all else on standard error");
   }
 
-  training_options(const training_options&) = delete;  // the app refers to it
+  training_options(const training_options&) = delete;  // the app refers to this object
   training_options& operator=(const training_options&) = delete;
 
   /// @pre the app has parsed.
-  /// @throws usage_error  saying what would be right.
+  /// @throws usage_error  the text has valid values.
   [[nodiscard]] command_line asked() const {
     command_line all = asked_;
     all.steps = count("--steps", all.steps, 0, 1'000'000);
@@ -312,7 +316,7 @@ class training_options {
   std::map<std::string, std::optional<std::string>> numbers_;
 };
 
-/// A text and what error texts and reports call it.
+/// A text, and its name in error texts and reports.
 struct named_text {
   std::string name;
   std::string text;
@@ -336,7 +340,7 @@ inline void append_file(std::string& text, const std::string& path) {
   if (std::ferror(file.get()) != 0) throw example::file_error(path, "read");
 }
 
-/// The headers below `folder`, in the order of their paths.
+/// The headers in `folder`, in the order of their paths.
 [[nodiscard]] inline std::vector<std::string> headers_in(const std::filesystem::path& folder) {
   std::vector<std::string> paths;
   std::error_code ignored;
@@ -350,9 +354,9 @@ inline void append_file(std::string& text, const std::string& path) {
 
 }  // namespace detail
 
-/// The text that was asked for, or the first there is of the defaults.
-/// @throws llmmem::system_error  for a file that cannot be read.
-/// @throws usage_error           when there is none.
+/// Returns the requested text, or the first existing default.
+/// @throws llmmem::system_error  for an unreadable file.
+/// @throws usage_error           if there is no text.
 [[nodiscard]] inline named_text load_text(const std::optional<std::string>& file) {
   named_text found;
   if (file) {

@@ -1,5 +1,5 @@
 /// @file
-/// Text to train on, and the batch that a step takes from it.
+/// The training text, and the batch of a step.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -30,12 +30,12 @@ struct token_batch {
   std::vector<std::uint8_t> targets;
 };
 
-/// A text, any bytes. What a step trains on follows from the seed and the step's number alone, so that a run
-/// that is resumed goes on as it would have.
+/// A text of any bytes. The batch of a step follows only from the seed and the step's number, so that a
+/// resumed run continues as it would have.
 class corpus {
  public:
   /// @param name  for error texts.
-  /// @throws argument_error  when not even one sequence of the shape's context fits.
+  /// @throws argument_error  if the text is shorter than one sequence of the shape's context.
   corpus(std::string name, std::string text, const gpt_shape& shape) : text_(std::move(text)) {
     if (text_.size() < shape.context + 1) {
       throw llmmem::argument_error(name + ": has " + std::to_string(text_.size()) + " bytes; sequences of " +
@@ -46,12 +46,12 @@ class corpus {
   }
 
   [[nodiscard]] std::size_t bytes() const noexcept { return text_.size(); }
-  /// To tell it from other texts.
+  /// A digest that distinguishes it from other texts.
   [[nodiscard]] std::uint32_t checksum() const noexcept {
     return llmmem::crc32c(0, std::as_bytes(std::span(text_.data(), text_.size())));
   }
 
-  /// The batch of step `step`: sequences from anywhere in the text.
+  /// Returns the batch of step `step`: sequences from random places in the text.
   [[nodiscard]] token_batch batch(const gpt_shape& shape, std::uint64_t seed, std::uint64_t step) const {
     token_batch all;
     all.tokens.reserve(shape.tokens());

@@ -1,6 +1,6 @@
 /// @file
-/// exp, tanh and log from additions and multiplications alone, so that every compiler, processor and C
-/// library gives the same bits.
+/// exp, tanh and log by additions and multiplications alone, so that all compilers, processors and C
+/// libraries give the same bits.
 #pragma once
 
 #include <bit>
@@ -22,8 +22,9 @@ struct exp_constants<float> {
   static constexpr int mantissa = 23, bias = 127;
   static constexpr float least = -87, most = 88;
   static constexpr float log2_e = 0x1.715476p+0F;
-  static constexpr float ln2_high = 0x1.62e4p-1F, ln2_low = 0x1.7f7d1cp-20F;  // the first has room for n
-  static constexpr float to_whole = 0x1.8p+23F;  // adding it leaves the nearest whole number in the low bits
+  static constexpr float ln2_high = 0x1.62e4p-1F, ln2_low = 0x1.7f7d1cp-20F;  // the first leaves bits for n
+  // Its addition leaves the nearest whole number in the low bits.
+  static constexpr float to_whole = 0x1.8p+23F;
 };
 
 template <>
@@ -48,8 +49,8 @@ template <class T>
 
 }  // namespace detail
 
-/// e^x, to about one unit in the last place: 2^n times the Taylor polynomial of what is left. Arguments are
-/// clamped to where the result is a normal number (-87 to 88 for float); NaN stays NaN. Vectorises.
+/// e^x, to about one unit in the last place: 2^n times the Taylor polynomial of the rest. Arguments are
+/// clamped to the range with normal results (-87 to 88 for float); NaN stays NaN. Vectorises.
 template <class T>
 [[nodiscard]] inline T exact_exp(T x) noexcept {
   using c = detail::exp_constants<T>;

@@ -1,5 +1,5 @@
 /// @file
-/// A store that waits with changes until a snapshot is copied.
+/// A store that delays changes until a snapshot is copied.
 #pragma once
 
 #include <llmmem/version/snapshot_gate.hpp>
@@ -14,8 +14,8 @@
 
 namespace train_gpt {
 
-/// A store whose weights and moments change only with a permit of the gate: the first lease of a step that
-/// changes them waits until a snapshot that was begun before is copied.
+/// A store whose weights and moments change only with a permit of the gate: the first changing lease of a
+/// step waits until an earlier snapshot is copied.
 class gated_state final : public any_state<float> {
  public:
   gated_state(any_state<float>& store, llmmem::snapshot_gate& gate) noexcept : store_(&store), gate_(&gate) {}

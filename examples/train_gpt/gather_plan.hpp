@@ -1,5 +1,5 @@
 /// @file
-/// The layers as a catalogue, whose weights a step reads, and the plan to gather them ahead.
+/// The layers as a catalogue, the layers whose weights a step reads, and the plan to gather them ahead.
 #pragma once
 
 #include <llmmem/sharding/gather_schedule.hpp>
@@ -40,8 +40,9 @@ namespace train_gpt {
   return layers;
 }
 
-/// Gathers of a step's weights, each layer's `ahead` reads before its own. They have room for as many layers
-/// in a row, and one: what is whole anyway and used again soon stays, as the last layers of the forward pass.
+/// Plans the gathers of a step's weights, each `ahead` reads before the layer's own. They have memory for
+/// that many consecutive layers plus one; complete layers that are used again soon stay, such as the last
+/// ones of the forward pass.
 [[nodiscard]] inline llmmem::schedule_plan plan_weight_gathers(std::span<const llmmem::tensor_facts> layers,
                                                                std::span<const std::uint32_t> reads,
                                                                std::uint32_t ahead) {
@@ -57,7 +58,7 @@ namespace train_gpt {
       together += bytes[reads[k]];
     budget = std::max(budget, together);
   }
-  // By count and not by time: any link will do, the same for all ranks.
+  // By count and not by time, so any link model works, if it is the same on all ranks.
   return llmmem::plan_gathers(bytes, uses, budget, {.bytes_per_second = 1'000'000'000},
                               llmmem::schedule::lookahead{.accesses = ahead});
 }

@@ -26,19 +26,19 @@
 
 namespace train_gpt {
 
-/// The layers' arithmetic. It knows no store: parameters, gradients and activations of one layer at a time
-/// are spans that the caller brings. What it owns is the residual stream, its gradient, and scratch memory,
-/// which hold nothing between steps.
+/// The layers' arithmetic, without a store: the caller passes the parameters, gradients and activations of
+/// one layer at a time as spans. It owns only the residual stream, its gradient, and scratch memory, which
+/// hold nothing between steps.
 ///
-/// Every element of a result is computed by one worker in one order, so that the bits do not depend on how
-/// many there are. NaN anywhere in the input of a layer shows in its output.
+/// One worker computes each element of a result in one order, so that the bits do not depend on the number of
+/// workers. NaN anywhere in the input of a layer shows in its output.
 ///
 /// @par Complexity      a step takes 6 operations a parameter and token, and 12 x context x width more a
 /// token
 ///                      and block.
-/// @par Thread safety   one caller; the work goes to the team.
-/// @par Errors          the constructor throws `argument_error` for a shape that cannot be, `out_of_memory`
-///                      when the space has not got the scratch memory; nothing else throws.
+/// @par Thread safety   one caller; the team does the work.
+/// @par Errors          the constructor throws `argument_error` for an impossible shape, and `out_of_memory`
+///                      if the space lacks the scratch memory; nothing else throws.
 template <std::floating_point T, llmmem::memory_space Space>
 class gpt {
  public:
@@ -56,7 +56,7 @@ class gpt {
     }
   }
 
-  /// The memory of its own, in values.
+  /// Its own memory, in values.
   [[nodiscard]] static constexpr std::size_t workspace_elements(const gpt_shape& shape,
                                                                 std::size_t workers) noexcept {
     std::size_t sum = 0;
@@ -79,12 +79,11 @@ class gpt {
     return activations_[to_index(layer)];
   }
 
-  /// @name Forward
-  /// In this order: `embed`; for each block and the head `save_input`, `fill`; behind a block's `fill`,
-  /// `advance`.
+  /// @name Forward In this order: `embed`; for each block and the head `save_input`, `fill`; after a block's
+  /// `fill`, `advance`.
   /// @{
 
-  /// The residual stream becomes the sum of the tokens' embeddings and those of their positions.
+  /// Sets the residual stream to the sum of the tokens' and the positions' embeddings.
   void embed(std::span<const std::uint8_t> tokens, std::span<const T> weights) noexcept {
     const layer_view<const T> of(weights, parameters(shape_.embedding()));
     const auto token_table = of[embedding_tensor::tokens];
@@ -108,8 +107,8 @@ class gpt {
     });
   }
 
-  /// Fills a record from its input. Touches the record and scratch memory alone, so that it may be called
-  /// again at any time.
+  /// Fills a record from its input. Accesses only the record and scratch memory, so that it may be repeated
+  /// at any time.
   void fill(layer_id layer, std::span<const T> weights, std::span<T> record) noexcept {
     if (layer == shape_.head()) {
       fill_head(weights, record);
@@ -118,7 +117,7 @@ class gpt {
     }
   }
 
-  /// Fills a part of a record whose other values are there. The bits are those of `fill`.
+  /// Fills a part of a record from its other values, with the bits of `fill`.
   void refill(layer_id layer, std::span<const T> weights, std::span<T> record, rebuilt_part part) noexcept {
     if (part == rebuilt_part::all_but_input || layer == shape_.head()) return fill(layer, weights, record);
     const layer_view<T> saved(record, activations(layer));
@@ -126,7 +125,7 @@ class gpt {
            saved[block_activation::qkv]);
   }
 
-  /// The residual stream becomes the output of a block whose record is filled.
+  /// Sets the residual stream to the output of a block with a filled record.
   void advance(layer_id block, std::span<const T> weights, std::span<const T> record) noexcept {
     const layer_view<const T> of(weights, parameters(block));
     const layer_view<const T> saved(record, activations(block));
@@ -237,7 +236,7 @@ class gpt {
     return shape;
   }
 
-  /// @name Memory of its own
+  /// @name Own memory
   /// @{
   [[nodiscard]] matrix<T> stream() const noexcept { return as_matrix(stream_values_.values(), shape_.width); }
   [[nodiscard]] matrix<T> gradient() const noexcept {
@@ -250,7 +249,7 @@ class gpt {
   [[nodiscard]] static constexpr std::size_t wide_elements(const gpt_shape& shape) noexcept {
     return shape.tokens() * std::max(shape.inner(), vocabulary);
   }
-  /// For products, and behind that a matrix of context by context.
+  /// For products, followed by a matrix of context by context.
   [[nodiscard]] static constexpr std::size_t scratch_elements(const gpt_shape& shape) noexcept {
     return product_scratch_elements + shape.context * shape.context;
   }
@@ -303,7 +302,7 @@ class gpt {
     });
   }
 
-  /// y = added + bias + x w, without `added` when it is left out.
+  /// y = added + bias + x w, or without `added` if it is omitted.
   void affine(matrix<T> y, matrix<const T> x, matrix<const T> w, const T* bias,
               matrix<const T> added = {}) noexcept {
     team_->slices(y.rows, detail::tile_rows, [&](std::size_t first, std::size_t end, std::size_t worker) {
@@ -423,9 +422,8 @@ class gpt {
   }
   /// @}
 
-  /// @name Causal attention
-  /// Query, key and value of a token stand side by side in its row of `qkv`, the heads side by side in each.
-  /// A head of a sequence is one worker's: `context` rows of `probabilities`.
+  /// @name Causal attention Query, key and value of a token are side by side in its row of `qkv`, and the
+  /// heads side by side in each. One worker computes a head of a sequence: `context` rows of `probabilities`.
   /// @{
 
   /// row[j] = exp(scale row[j]) over the sum of these, for j from 0 to `count`.

@@ -1,5 +1,5 @@
 /// @file
-/// The stores that keep everything in one space, all the time: what every other store is measured against.
+/// The stores that always keep everything in one space: the reference for every other store.
 #pragma once
 
 #include <llmmem/space/concepts.hpp>
@@ -16,14 +16,14 @@
 
 namespace train_gpt {
 
-/// Every piece of state in a range of its own, never moved.
+/// Every piece of state in its own range, which never moves.
 ///
 /// @par Errors   the constructor throws `out_of_memory`; nothing else does.
 template <std::floating_point T, llmmem::memory_space Space>
 class host_state {
  public:
   using value_type = T;
-  static constexpr bool leases_stay = true;  ///< what a lease has can be read without one, by any thread
+  static constexpr bool leases_stay = true;  ///< any thread can read the memory of a lease without one
 
   host_state(Space& space, const gpt_shape& shape) : kinds_(state_kinds(shape)) {
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
@@ -46,7 +46,7 @@ class host_state {
   std::vector<host_values<T, Space>> pieces_;
 };
 
-/// Every layer's record in a range of its own.
+/// Every layer's record in its own range.
 ///
 /// @par Errors   the constructor throws `out_of_memory`; nothing else does.
 template <std::floating_point T, llmmem::memory_space Space>

@@ -11,12 +11,12 @@
 
 namespace train_gpt {
 
-/// A range of a space that the host can touch, as values, at a multiple of 64 bytes.
+/// A range of a host-accessible space as values, at a multiple of 64 bytes.
 template <class T, llmmem::memory_space Space>
   requires(Space::is_host_accessible)
 class host_values {
  public:
-  /// @throws out_of_memory  when the space has not got them.
+  /// @throws out_of_memory  if the space lacks the memory.
   host_values(Space& space, std::size_t count)
       : buffer_(space, count, sizeof(T), std::align_val_t{64}), count_(count) {}
 

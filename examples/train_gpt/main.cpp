@@ -1,4 +1,4 @@
-// Trains a small GPT, whose memory the other examples manage: see README.md beside this file.
+// Trains a small GPT, whose memory the other examples manage: see README.md next to this file.
 #include <cstdio>
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
 /// @file
-/// Views of matrices and their blocked product, every element of which is summed in one fixed order.
+/// Views of matrices and their blocked product, which sums every element in one fixed order.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace train_gpt {
 
-/// A matrix somewhere in memory: element (i, j) lies at `data[i * row_step + j * column_step]`.
+/// A matrix somewhere in memory: element (i, j) is at `data[i * row_step + j * column_step]`.
 template <class T>
 struct matrix {
   T* data = nullptr;
@@ -48,8 +48,8 @@ template <class T>
 
 namespace detail {
 
-// A tile of C stays in registers: eight of the sixteen that every x86-64 has, two are B's, one A's. What the
-// target has is used, and no more: wider registers do more elements at once, each as before.
+// A tile of C stays in registers: eight of the sixteen of every x86-64, with two for B and one for A. The
+// code uses the target's registers: wider ones compute more elements at once, each with the same result.
 #if defined(__AVX512F__)
 inline constexpr std::size_t register_bytes = 64;
 #elif defined(__AVX__)
@@ -73,7 +73,7 @@ inline constexpr std::size_t block_rows = 64;
 inline constexpr std::size_t block_depth = 256;
 inline constexpr std::size_t block_columns = 512;
 
-/// Copies `from`, whose rows are summed over, into strips of `Width` columns, the last filled up with zeros.
+/// Copies `from`, whose rows are summed over, into strips of `Width` columns, the last padded with zeros.
 template <std::size_t Width, class T>
 void pack_strips(matrix<const T> from, T* to) noexcept {
   for (std::size_t strip = 0; strip < from.columns; strip += Width) {
@@ -136,7 +136,7 @@ inline constexpr std::size_t product_scratch_elements =
 /// C += A B on the calling thread.
 ///
 /// Element (i, j) becomes ((c + a_i0 b_0j) + a_i1 b_1j) + ..., each operation rounded (compile with
-/// -ffp-contract=off): the bits do not depend on how C is cut into parts, nor on the width of registers.
+/// -ffp-contract=off): the bits depend neither on the division of C into parts nor on the width of registers.
 ///
 /// @pre C's `column_step` is 1, it does not overlap A, B or `scratch`, and shapes agree.
 /// @param scratch  `product_scratch_elements` of the thread's own.

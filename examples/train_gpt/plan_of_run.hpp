@@ -1,5 +1,5 @@
 /// @file
-/// A run's settings as an `llmmem::training_plan`, and what the library predicts that they take.
+/// A run's settings as an `llmmem::training_plan`, and the library's predictions for them.
 #pragma once
 
 #include <llmmem/model/training_state.hpp>
@@ -22,7 +22,7 @@
 
 namespace train_gpt {
 
-/// What one rank computes, how, and what its activations keep.
+/// The computation of one rank, and the kept activations.
 struct planned_run {
   gpt_shape shape{};  ///< of one rank's share of the batch
   std::size_t threads = 1;
@@ -30,13 +30,13 @@ struct planned_run {
   llmmem::training_shape layers{};
   planned_records records{};
 
-  /// @throws llmmem::argument_error  for a combination that cannot be, or a first tier that is too small.
+  /// @throws llmmem::argument_error  for an impossible combination, or a first tier that is too small.
   [[nodiscard]] llmmem::training_prediction of_rank(std::uint32_t rank) const {
     return llmmem::predict(plan, layers, llmmem::rank_id{rank});
   }
 };
 
-/// @throws llmmem::argument_error  for a budget of activations that nothing keeps.
+/// @throws llmmem::argument_error  for a budget of activations that no choice meets.
 [[nodiscard]] inline planned_run plan_run(const command_line& asked) {
   constexpr std::uint64_t mib = std::uint64_t{1} << 20;
   planned_run run;
@@ -69,7 +69,7 @@ struct planned_run {
   return run;
 }
 
-/// What the library predicts of a rank's run, in the terms in which a run is measured.
+/// The library's predictions for a rank's run, in the same terms as its measurements.
 /// @param steps  that this process trains.
 [[nodiscard]] inline predicted_usage predict_usage(const planned_run& run, const command_line& asked,
                                                    std::uint32_t rank, std::uint64_t steps) {
@@ -81,13 +81,13 @@ struct planned_run {
   all.peak_state_bytes = of.gathered.bytes + of.resident_state_bytes;
   all.state_is_bound = of.gathered.is_bound;
   all.peak_record_bytes = of.records_bytes;
-  // Without ranks the workspace is apart from the tiers in what is measured, too.
+  // Without ranks, the measurements also count the workspace separately from the tiers.
   all.peak_bytes = is_tiered && is_alone ? of.tiers.front().bytes : of.fast.bytes;
   all.peak_is_bound = of.fast.is_bound;
   all.tiers = static_cast<std::uint32_t>(of.tiers.size());
   for (std::size_t i = 0; i < of.tiers.size(); ++i)
     all.tier_peak_bytes[i] = of.tiers[i].bytes;
-  // Weights in shards are gathered for the evaluation and for the digest; others are refreshed as they are
+  // Sharded weights are gathered for the evaluation and for the digest; others are refreshed when they are
   // drawn. Ranks exchange a number for each loss, and with checkpoints one for each step, one when they meet
   // in the folder and one when they resume.
   const std::uint64_t once = run.plan.zero == llmmem::zero_stage::weights ? 2 : 1;

@@ -1,5 +1,5 @@
 /// @file
-/// A run on several ranks that are processes, joined by Unix sockets.
+/// A run on several ranks in processes, joined by Unix sockets.
 #pragma once
 
 #include <llmmem/comm/collectives.hpp>
@@ -34,7 +34,7 @@ namespace train_gpt {
 
 namespace detail {
 
-/// Trains as the rank in `seat`, and brings all ranks' usage to all of them.
+/// Trains as the rank in `seat`, and exchanges the usage of all ranks.
 [[nodiscard]] inline std::pair<run_result, std::vector<rank_usage>> live_as_process(
     const command_line& asked, std::uint64_t budget, const corpus& text, std::FILE* notes,
     const std::string& folder, std::uint32_t seat) {
@@ -50,12 +50,12 @@ namespace detail {
   llmmem::all_gather(ranks, bytes, llmmem::even_blocks(bytes.size(), ranks.world(), sizeof(rank_usage)),
                      {.by = ranks.after(patience_ns)})
       .value();
-  // Nobody leaves while another still reads.
+  // No rank leaves while another still reads.
   ranks.agree(0, ranks.after(patience_ns)).value();
   return {std::move(mine.result), std::move(usage)};
 }
 
-/// The processes of the ranks but the first; killed at the end if they still live.
+/// The processes of all ranks except the first; killed at the end if they still live.
 class rank_children {
  public:
   rank_children() = default;
@@ -67,7 +67,7 @@ class rank_children {
     static_cast<void>(wait());
   }
 
-  /// Forks one that ends with what `live` returns.
+  /// Forks a process that ends with the result of `live`.
   template <class Live>
   void start(Live live) {
     std::fflush(nullptr);
@@ -80,7 +80,7 @@ class rank_children {
     }
     pids_.push_back(pid);
   }
-  /// Exit statuses; -1 for who was ended by a signal.
+  /// Exit statuses; -1 for a process that a signal ended.
   [[nodiscard]] std::vector<int> wait() {
     std::vector<int> all;
     for (const pid_t pid : std::exchange(pids_, {})) {
@@ -99,11 +99,12 @@ class rank_children {
 
 /// As `train_in_ranks`, with a process for each rank; this one is the first.
 /// @pre the program has no other threads
-/// @throws what failed here; `error` when it failed in another rank, which said why on `notes`.
+/// @throws the failure of this rank; `error` for a failure of another rank, which reported the reason on
+///         `notes`.
 [[nodiscard]] inline run_result train_in_processes(const command_line& asked, std::uint64_t budget,
                                                    const corpus& text, std::FILE* notes) {
   constexpr int has_failed = 1;
-  constexpr int was_left = 2;  // by another that failed
+  constexpr int was_left = 2;  // by another rank that failed
   const example::socket_folder folder;
   detail::rank_children others;
   for (std::uint32_t seat = 1; seat < asked.parallel.ranks; ++seat) {

@@ -1,5 +1,5 @@
 /// @file
-/// What one rank of a run has to say to the others between its steps.
+/// The messages of a rank to the others between its steps.
 #pragma once
 
 #include <llmmem/comm/collectives.hpp>
@@ -17,18 +17,18 @@
 
 namespace train_gpt {
 
-/// A rank among others, whatever joins them. This one is alone.
+/// A rank among others, over any transport. This one is alone.
 class rank_voice {
  public:
   virtual ~rank_voice() = default;
   [[nodiscard]] virtual std::uint32_t rank() const noexcept { return 0; }
   [[nodiscard]] virtual std::uint32_t world() const noexcept { return 1; }
-  /// What all ranks say, in their order. All of them call it.
-  /// @throws comm_error  when one has failed.
+  /// Gathers the numbers of all ranks, in order. All ranks call it.
+  /// @throws comm_error  if a rank has failed.
   [[nodiscard]] virtual std::vector<std::uint64_t> exchange(std::uint64_t mine) { return {mine}; }
 };
 
-/// One that talks over a transport.
+/// A rank over a transport.
 template <llmmem::transport Ranks>
 class rank_voice_of final : public rank_voice {
  public:
@@ -50,18 +50,18 @@ class rank_voice_of final : public rank_voice {
   Ranks* ranks_;
 };
 
-/// What one rank of several computes with: the model's shape, for its share of the batch.
+/// The shape of one rank's computation: the model's, for its share of the batch.
 [[nodiscard]] inline gpt_shape shape_of_rank(const gpt_shape& shape, std::size_t ranks) noexcept {
   gpt_shape mine = shape;
   mine.batch = shape.batch / ranks;
   return mine;
 }
 
-/// A trainer that is one rank of several: of each batch it takes its own sequences, the first ranks the first
-/// ones, and its losses are the means over all, added up in the order of ranks.
+/// A trainer that is one rank of several: it takes its own sequences of each batch, the first ranks the first
+/// ones, and its losses are the means over all ranks, summed in their order.
 ///
-/// @par Thread safety   one thread, and all ranks the same calls.
-/// @par Errors          as `trainer`; `comm_error` when losses cannot be exchanged.
+/// @par Thread safety   one thread; all ranks make the same calls.
+/// @par Errors          as `trainer`; `comm_error` if losses cannot be exchanged.
 template <class Trainer>
 class shared_batch_trainer {
  public:
@@ -73,7 +73,7 @@ class shared_batch_trainer {
   [[nodiscard]] double evaluate(const token_batch& batch) {
     return mean(trainer_->evaluate(share_of(batch)));
   }
-  /// Of all weights: every rank calls it, and gets the same.
+  /// A digest of all weights: every rank calls it, and gets the same.
   [[nodiscard]] std::uint64_t digest() { return trainer_->digest(); }
 
  private:

@@ -1,5 +1,5 @@
 /// @file
-/// A run on several ranks, each with its own share of every batch; and ranks that are threads.
+/// A run on several ranks, each with its own share of every batch, and ranks in threads.
 #pragma once
 
 #include <llmmem/comm/communicator.hpp>
@@ -36,15 +36,15 @@ namespace train_gpt {
 
 namespace detail {
 
-/// What a rank came to.
+/// The result of a rank.
 struct rank_outcome {
   run_result result;
   rank_usage usage;
 };
 
-/// One rank's run over the stores that were made for it.
-/// @param kept       has what is gathered and summed, and in plain memory the state.
-/// @param workspace  has what the model computes in, and in plain memory the activations.
+/// One rank's run over its stores.
+/// @param kept       the space of gathered and summed data, and, in plain memory, of the state.
+/// @param workspace  the space of the model's workspace, and, in plain memory, of the activations.
 /// @param tiers      or null.
 template <class Layers, llmmem::transport Ranks>
 [[nodiscard]] rank_outcome train_over(const command_line& asked, const planned_run& run, Ranks& ranks,
@@ -116,7 +116,7 @@ template <llmmem::transport Ranks>
 
 }  // namespace detail
 
-/// Adds to the first rank's result what all of them took.
+/// Adds the usage of all ranks to the first rank's result.
 inline void report_ranks(run_result& result, std::vector<rank_usage> usage) {
   std::uint64_t& most = result.memory.tiers.front().peak_bytes;
   for (const rank_usage& each : usage)
@@ -124,8 +124,8 @@ inline void report_ranks(run_result& result, std::vector<rank_usage> usage) {
   result.ranks = std::move(usage);
 }
 
-/// Trains on `asked.parallel.ranks` ranks, threads of this process, and tells what each of them took.
-/// @throws what a rank threw that failed, and not what befell the others in consequence.
+/// Trains on `asked.parallel.ranks` ranks in threads of this process, and reports the usage of each.
+/// @throws the exception of the rank that failed, not its consequences on the others.
 [[nodiscard]] inline run_result train_in_ranks(const command_line& asked, std::uint64_t budget,
                                                const corpus& text, std::FILE* notes) {
   constexpr std::uint64_t patience_ns = 60'000'000'000;
@@ -134,7 +134,7 @@ inline void report_ranks(run_result& result, std::vector<rank_usage> usage) {
   std::vector<detail::rank_outcome> outcomes(world);
   std::mutex mutex;
   std::exception_ptr cause;
-  std::exception_ptr consequence;  // that another rank was gone, or had given up
+  std::exception_ptr consequence;  // another rank was dead, or had given up
   const auto note = [&](std::exception_ptr& which) {
     const std::lock_guard held(mutex);
     if (!which) which = std::current_exception();
@@ -158,7 +158,7 @@ inline void report_ranks(run_result& result, std::vector<rank_usage> usage) {
     for (std::uint32_t seat = 1; seat < world; ++seat)
       threads.emplace_back(live, seat);
   } catch (...) {
-    note(cause);  // of those that began, each finds a rank missing
+    note(cause);  // each rank that began finds another one missing
   }
   if (threads.size() + 1 == world) live(0);
   for (std::thread& each : threads)

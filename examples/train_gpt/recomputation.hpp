@@ -1,5 +1,5 @@
 /// @file
-/// What of each layer's activations is kept, as a run asked for it.
+/// The kept part of each layer's activations, by the run's settings.
 #pragma once
 
 #include <llmmem/training/kept_records.hpp>
@@ -24,7 +24,7 @@ struct planned_records {
 
 namespace detail {
 
-/// The ways of a layer's record: whole; of a block without the attention's probabilities; its input alone.
+/// The forms of a layer's record: complete; for a block, without attention's probabilities; only its input.
 /// Costs are multiplications.
 [[nodiscard]] inline std::pair<llmmem::record_choices, std::vector<llmmem::record_form>> ways_of(
     const gpt_shape& shape, layer_id layer) {
@@ -55,7 +55,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// @throws llmmem::argument_error  for a budget that no choice keeps, with the least that one does.
+/// @throws llmmem::argument_error  for a budget that no choice meets, with the smallest possible one.
 [[nodiscard]] inline planned_records plan_records(const gpt_shape& shape, const recompute_options& asked) {
   planned_records all;
   std::vector<std::vector<llmmem::record_form>> forms;
@@ -67,7 +67,7 @@ namespace detail {
   if (asked.kind == recompute_kind::budget) {
     all.plan = llmmem::plan_recompute(all.choices, asked.budget_bytes);
   } else {
-    // The head's record is used right behind its forward pass: it is whole in any case.
+    // The head's record is used right after its forward pass, so it is always complete.
     for (std::size_t i = 0; i < forms.size(); ++i) {
       const std::uint32_t way = asked.kind == recompute_kind::none || i + 1 == forms.size() ? 0
                                 : asked.kind == recompute_kind::selective                   ? 1

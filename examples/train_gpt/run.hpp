@@ -1,5 +1,5 @@
 /// @file
-/// A run of training, whatever stores are behind it, and its result as JSON.
+/// A run of training with any stores, and its result as JSON.
 #pragma once
 
 #include <fmt/format.h>
@@ -19,38 +19,37 @@
 
 namespace train_gpt {
 
-/// What one tier of memory holds, as its space measures it.
+/// The usage of one tier, as its space measures it.
 struct tier_usage {
   std::string name;
   std::uint64_t resident_bytes = 0;
   std::uint64_t peak_bytes = 0;
 };
 
-/// What went over the link between two tiers.
+/// The traffic of the link between two tiers.
 struct link_traffic {
   std::string name;
   std::uint64_t bytes = 0;
 };
 
-/// What memory a run takes, and what it cost to move state about. Stores that move nothing leave the rest
-/// zero.
+/// The memory of a run, and the cost of moving state. Stores that move nothing leave the latter 0.
 struct memory_report {
   std::vector<tier_usage> tiers;  ///< the fastest first
   std::vector<link_traffic> links;
-  double stall_seconds = 0;              ///< compute waited for transfers; of a run's result: in its steps
-  double stall_lower_bound_seconds = 0;  ///< no schedule could wait less
-  double regret = 0;                     ///< bytes moved beyond the fewest that would do, as a share of these
+  double stall_seconds = 0;  ///< computation waited for transfers; in a run's result: during its steps
+  double stall_lower_bound_seconds = 0;  ///< the minimum of every schedule
+  double regret = 0;                     ///< bytes moved beyond the minimum, as a share of it
 };
 
-/// How far a run has come.
+/// The progress of a run.
 struct run_progress {
   std::uint64_t step = 0;  ///< 0 to the number of steps
   double loss = 0;
-  double tokens_per_second = 0;  ///< since the run began
+  double tokens_per_second = 0;  ///< since the beginning of the run
   const memory_report& memory;
 };
 
-/// What the library predicted before the run, of one rank. `is_bound` marks what may come out lower.
+/// The library's predictions for one rank before the run. `is_bound` marks values that may turn out lower.
 struct predicted_usage {
   std::uint64_t kept_state_bytes = 0;
   std::uint64_t peak_state_bytes = 0;
@@ -58,20 +57,20 @@ struct predicted_usage {
   std::uint64_t peak_bytes = 0;
   std::uint64_t bytes_sent = 0;
   std::uint32_t tiers = 0;
-  std::array<std::uint64_t, 3> tier_peak_bytes{};  ///< bounds, but for the last
+  std::array<std::uint64_t, 3> tier_peak_bytes{};  ///< bounds, except for the last
   bool state_is_bound = false;                     ///< of `peak_state_bytes`
   bool peak_is_bound = false;                      ///< of `peak_bytes`
 };
 
-/// What one rank of several kept and sent.
+/// The bytes that one rank of several kept and sent.
 struct rank_usage {
-  std::uint64_t kept_state_bytes = 0;  ///< weights, gradients and moments, between operations
-  std::uint64_t peak_state_bytes = 0;  ///< with gathered layers and what a sum takes, as their space measured
-  std::uint64_t peak_bytes = 0;        ///< and activations and workspace
-  std::uint64_t bytes_sent = 0;        ///< of messages, in all of the run
-  std::uint64_t peak_record_bytes = 0;  ///< of activations at once, in whatever tier
-  std::uint64_t rebuilds = 0;           ///< records that were computed again
-  std::uint32_t tiers = 0;              ///< that it kept state in; 0: plain memory
+  std::uint64_t kept_state_bytes = 0;   ///< weights, gradients and moments, between operations
+  std::uint64_t peak_state_bytes = 0;   ///< with gathered layers and buffers of sums, as their space measured
+  std::uint64_t peak_bytes = 0;         ///< also with activations and workspace
+  std::uint64_t bytes_sent = 0;         ///< of messages, in all of the run
+  std::uint64_t peak_record_bytes = 0;  ///< of activations at once, in any tier
+  std::uint64_t rebuilds = 0;           ///< recomputed records
+  std::uint32_t tiers = 0;              ///< tiers that held its state; 0: plain memory
   std::array<std::uint64_t, 3> tier_peak_bytes{};
   predicted_usage predicted{};
 };
@@ -81,9 +80,9 @@ struct run_result {
   std::uint64_t digest = 0;    ///< of the weights at the end
   double tokens_per_second = 0;
   memory_report memory;
-  std::string unsaved{};            ///< why the last step's checkpoint is not committed, if it was to be
-  std::uint64_t first_step = 0;     ///< of this process: those before were loaded
-  std::vector<rank_usage> ranks{};  ///< of a run on several, by rank
+  std::string unsaved{};            ///< why the last step's checkpoint is not committed, if it should be
+  std::uint64_t first_step = 0;     ///< of this process; earlier ones were loaded
+  std::vector<rank_usage> ranks{};  ///< of a run on several ranks, by rank
   predicted_usage predicted{};      ///< of a run without ranks
 };
 
@@ -96,10 +95,10 @@ struct no_checkpoints {
 /// Trains for `steps` steps, then evaluates the batch that would be next.
 ///
 /// @param trainer  initialised; see `trainer`.
-/// @param memory   called without arguments, gives a `memory_report`.
+/// @param memory   called without arguments, returns a `memory_report`.
 /// @param show     called with a `run_progress` after every loss.
-/// @param before   losses of steps that are done already; the trainer's state is that after them.
-/// @param checkpoints  told after every step.
+/// @param before   losses of earlier steps; the trainer has the state after them.
+/// @param checkpoints  called after every step.
 template <class Trainer, class Memory, class Show, class Checkpoints>
 [[nodiscard]] run_result run_training(Trainer& trainer, const corpus& text, const gpt_shape& shape,
                                       std::uint64_t steps, std::uint64_t seed, Memory memory, Show show,
@@ -135,7 +134,7 @@ template <class Trainer, class Memory, class Show, class Checkpoints>
   return result;
 }
 
-/// The same, from the beginning, without checkpoints.
+/// As above, from the beginning, without checkpoints.
 template <class Trainer, class Memory, class Show>
 [[nodiscard]] run_result run_training(Trainer& trainer, const corpus& text, const gpt_shape& shape,
                                       std::uint64_t steps, std::uint64_t seed, Memory memory, Show show) {

@@ -1,5 +1,5 @@
 /// @file
-/// The tensors of a run's checkpoints, and where each lies in a store.
+/// The tensors of a run's checkpoints, and the place of each in a store.
 #pragma once
 
 #include <llmmem/checkpoint/file_plan.hpp>
@@ -21,14 +21,14 @@
 
 namespace train_gpt {
 
-/// Weights as GPT-2's checkpoints call them, in `model.safetensors`; Adam's moments in
-/// `optimizer.safetensors`. Of a store in shards, the parts that this process saves, and those that it holds:
+/// Weights with the names of GPT-2's checkpoints, in `model.safetensors`; Adam's moments in
+/// `optimizer.safetensors`. For a sharded store, the parts that this process saves, and those that it holds;
 /// a checkpoint does not depend on which process saved which part.
 struct saved_tensors {
   struct place {
     layer_id layer{};
     state_kind kind = state_kind::weights;
-    std::size_t first = 0;  ///< element of what is held of the piece
+    std::size_t first = 0;  ///< element within the held part of the piece
   };
   std::vector<llmmem::state_tensor> tensors{};  ///< with the part to save
   std::vector<place> places{};                  ///< of each
@@ -49,7 +49,7 @@ struct saved_tensors {
     }
   }
 
-  /// Of the parts to save.
+  /// Bytes of the parts to save.
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
 
  private:
@@ -100,8 +100,8 @@ struct saved_tensors {
   std::uint64_t bytes_ = 0;
 };
 
-/// A store's tensors, to be copied piece by piece. Leases one piece at a time, between two steps; a store
-/// whose leases are always the same memory is read beside the next step's passes, too.
+/// A store's tensors, copied piece by piece. It leases one piece at a time, between two steps; a store whose
+/// leases are always the same memory is also read during the next step's passes.
 template <bool IsConcurrent>
 class store_view {
  public:
@@ -114,7 +114,7 @@ class store_view {
     std::memcpy(into.data(), piece.bytes.data() + offset, into.size());
   }
 
-  /// Bytes of a tensor from its place on, held as long as this lives.
+  /// Bytes of a tensor from its place on, leased as long as this lives.
   struct held_piece {
     held_piece(any_state<float>& of, const saved_tensors::place& at, lease_mode mode)
         : store(&of), place(at), how(mode) {

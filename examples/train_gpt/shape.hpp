@@ -1,5 +1,5 @@
 /// @file
-/// The shape of the small GPT, and where each tensor lies in a layer's parameters and in its activations.
+/// The shape of the small GPT, and the place of each tensor in a layer's parameters and activations.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -19,21 +19,21 @@ namespace train_gpt {
 /// Tokens are bytes.
 inline constexpr std::size_t vocabulary = 256;
 
-/// A layer of the model: 0 is the embedding, then come the blocks, the last is the head.
+/// A layer of the model: 0 is the embedding, followed by the blocks and the head.
 enum class layer_id : std::uint32_t {};
 
 [[nodiscard]] constexpr std::uint32_t to_index(layer_id layer) noexcept {
   return static_cast<std::uint32_t>(layer);
 }
 
-/// The numbers that a model and its batches are made of.
+/// The dimensions of a model and its batches.
 struct gpt_shape {
   std::size_t blocks = 6;    ///< transformer blocks
   std::size_t width = 256;   ///< of the residual stream
   std::size_t heads = 8;     ///< of attention; divides `width`
   std::size_t context = 64;  ///< tokens of a sequence
   std::size_t batch = 4;     ///< sequences of a step
-  std::size_t moments = 2;   ///< that the optimizer keeps of each weight: 1 or 2
+  std::size_t moments = 2;   ///< that the optimizer keeps for each weight: 1 or 2
 
   [[nodiscard]] constexpr std::size_t tokens() const noexcept { return batch * context; }
   [[nodiscard]] constexpr std::size_t head_width() const noexcept { return width / heads; }
@@ -46,7 +46,7 @@ struct gpt_shape {
   [[nodiscard]] constexpr layer_id embedding() const noexcept { return layer(0); }
   [[nodiscard]] constexpr layer_id head() const noexcept { return layer(blocks + 1); }
 
-  /// The same in the library's terms, whose arithmetic a test holds against the layouts below.
+  /// The same in the library's terms; a test compares its arithmetic with the layouts below.
   [[nodiscard]] constexpr llmmem::model_shape model() const noexcept {
     return {.name = "train_gpt",
             .vocabulary = vocabulary,
@@ -64,7 +64,7 @@ struct gpt_shape {
             .output = llmmem::output_kind::separate};
   }
 
-  /// @throws argument_error  naming the number that is wrong and one that would be right.
+  /// @throws argument_error  with the wrong number and a valid one.
   void validate() const {
     const auto within = [](const char* what, std::size_t value, std::size_t least, std::size_t most) {
       if (value >= least && value <= most) return;
@@ -86,13 +86,13 @@ struct gpt_shape {
 
 /// A tensor inside a layer's parameters or activations.
 struct tensor_place {
-  std::string name;  ///< of a parameter: as GPT-2's checkpoints have it, less the head's, which is tied there
+  std::string name;  ///< of a parameter: as in GPT-2's checkpoints, except the head's, which is tied there
   std::size_t rows = 0;
   std::size_t columns = 0;
   std::size_t offset = 0;  ///< elements before it
 };
 
-/// The tensors of one layer, one behind the other without gaps.
+/// The consecutive tensors of one layer, without gaps.
 struct layer_layout {
   std::vector<tensor_place> tensors;
   std::size_t elements = 0;
@@ -122,8 +122,8 @@ enum class block_tensor : std::uint8_t {
 };
 enum class head_tensor : std::uint8_t { norm_scale, norm_shift, weight };
 
-/// What the backward pass of a layer needs of its forward pass. The first tensor is the layer's input, from
-/// which all others can be computed again.
+/// The activations that a layer's backward pass needs. The first tensor is the layer's input, from which all
+/// others can be recomputed.
 enum class block_activation : std::uint8_t {
   input,
   norm1_statistics,
@@ -139,13 +139,13 @@ enum class block_activation : std::uint8_t {
 };
 enum class head_activation : std::uint8_t { input, norm_statistics, norm, probabilities };
 
-/// Which values of a layer's activations are computed again.
+/// The recomputed values of a layer's activations.
 enum class rebuilt_part : std::uint8_t {
   all_but_input,  ///< from the layer's input
   attention,      ///< the probabilities and what they attend to, from queries, keys and values
 };
 
-/// Where the parameters of `layer` lie. Gradients and Adam's moments lie alike.
+/// The layout of the parameters of `layer`, which gradients and Adam's moments share.
 [[nodiscard]] inline layer_layout parameter_layout(const gpt_shape& shape, layer_id layer) {
   const std::size_t width = shape.width;
   layer_layout all;
@@ -174,7 +174,7 @@ enum class rebuilt_part : std::uint8_t {
   return all;
 }
 
-/// Where the activations of `layer` lie: none for the embedding, whose input is the batch itself.
+/// The layout of the activations of `layer`: empty for the embedding, whose input is the batch itself.
 [[nodiscard]] inline layer_layout activation_layout(const gpt_shape& shape, layer_id layer) {
   const std::size_t tokens = shape.tokens();
   const std::size_t width = shape.width;
@@ -205,7 +205,7 @@ enum class rebuilt_part : std::uint8_t {
   return shape.tokens() * shape.width;
 }
 
-/// The values of a layer, to be had tensor by tensor.
+/// The values of a layer, tensor by tensor.
 template <class T>
 class layer_view {
  public:

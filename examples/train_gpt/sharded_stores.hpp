@@ -1,5 +1,5 @@
 /// @file
-/// The stores of one rank of several: weights, gradients and moments whole or in shards, as ZeRO has them.
+/// The stores of one rank of several: weights, gradients and moments complete or sharded, as in ZeRO.
 #pragma once
 
 #include <llmmem/comm/operation_queue.hpp>
@@ -34,8 +34,8 @@
 namespace train_gpt {
 
 /// One rank's part of everything, at a stage of ZeRO; `zero_stage::none` is plain data parallelism. Each rank
-/// has batches of its own; after a layer's backward pass its gradients are those of all, summed in the order
-/// of ranks and divided by their number.
+/// has its own batches; after a layer's backward pass its gradients are the mean of all ranks', summed in the
+/// order of ranks.
 ///
 /// | | weights | gradients | moments | a step sends |
 /// |---|---|---|---|---|
@@ -44,17 +44,17 @@ namespace train_gpt {
 /// | gradients | the same | shard; a layer's whole while it is computed | shard | 2P |
 /// | weights | shard; a layer's whole while it is used | the same | shard | 3P |
 ///
-/// With `gather_ahead`, weights are gathered before they are asked for, by a thread of its own, while the
-/// caller computes with other layers'. All messages of a step are then that thread's; between steps nothing
-/// is under way, and the transport is free for others. Weights that are read beside what `step_schedule`
-/// lists are gathered when they are.
+/// With `gather_ahead`, a separate thread gathers weights in advance, while the caller computes with other
+/// layers. That thread then sends all messages of a step; between steps no message is in flight, and the
+/// transport is free for other uses. Weights read in addition to those of `step_schedule` are gathered on
+/// demand.
 ///
-/// Given a store of chunks, what the rank keeps lies there between operations: in tiers, say. What is
-/// gathered and what a sum takes comes from the space in any case.
+/// With a store of chunks, the rank's state is stored there between operations, for example in tiers.
+/// Gathered data and buffers of sums always come from the space.
 ///
 /// @par Thread safety   one thread, and all ranks the same calls.
-/// @par Errors          as `state_store` says: what fails behind a release is thrown by the next `acquire` or
-///                      at the end of the step.
+/// @par Errors          as for `state_store`: a failure after a release is thrown by the next `acquire` or at
+///                      the end of the step.
 template <std::floating_point T, llmmem::memory_space Space, llmmem::transport Ranks,
           llmmem::piece_store Pieces = llmmem::resident_pieces<Space>>
   requires(sizeof(T) == 4)
@@ -64,9 +64,9 @@ class sharded_layers {
   static constexpr bool leases_stay = Pieces::is_resident;
 
   /// Transport and space outlive it.
-  /// @param gather_ahead  how many reads before its own a layer's weights are gathered; where all have them
-  ///                      whole, none are. All ranks the same.
-  /// @throws what the constructors of `sharded_state` throw; `std::system_error` where there is no thread.
+  /// @param gather_ahead  how many reads before its own a layer's weights are gathered; none if all ranks
+  ///                      have them complete. Equal on all ranks.
+  /// @throws the exceptions of `sharded_state`'s constructors; `std::system_error` if no thread can start.
   sharded_layers(Space& space, const gpt_shape& shape, Ranks& ranks, llmmem::zero_stage stage,
                  std::uint32_t gather_ahead = 0)
     requires(Pieces::is_resident)
@@ -110,7 +110,7 @@ class sharded_layers {
       return as_values(whole_gradients_.tensor(0));
     }
     piece& held = held_[static_cast<std::size_t>(kind)];
-    // What others own of a piece stays.
+    // The parts of a piece that others own stay.
     const bool is_all = owned(layer).count == this->held(layer, kind).count;
     held = kept(kind).lease(tensor, access_of(mode, is_all)).value();
     return mine(held);
@@ -121,8 +121,8 @@ class sharded_layers {
     held_[static_cast<std::size_t>(kind)] = {};
     if (kind == state_kind::weights) {
       if (mode == lease_mode::read) {
-        // The plan goes on with the lease's end, and this rank will not: what it gathers then would meet what
-        // the others sum.
+        // The plan continues at the lease's end, and this rank will not: its gathers would meet the others'
+        // sums.
         if (schedule_ && std::uncaught_exceptions() != 0) revoke();
         planned_weights_.end();
         whole_weights_ = {};
@@ -141,7 +141,7 @@ class sharded_layers {
     return stage_ == llmmem::zero_stage::none ? all_of(layer) : saved(layer);
   }
 
-  /// @name What a checkpoint has of this rank
+  /// @name This rank's part of a checkpoint
   /// @{
   [[nodiscard]] element_range saved(layer_id layer) const noexcept {
     return range_of(weights_.layout().owned(llmmem::tensor_id{to_index(layer)}, ranks_->rank()));
@@ -152,7 +152,7 @@ class sharded_layers {
   [[nodiscard]] std::span<T> acquire_held(layer_id layer, state_kind kind, lease_mode mode) {
     const llmmem::tensor_id tensor{to_index(layer)};
     if constexpr (Pieces::is_resident) {
-      return as_values(kept(kind).local(tensor));  // by any thread
+      return as_values(kept(kind).local(tensor));  // readable by any thread
     } else {
       piece& held = held_[static_cast<std::size_t>(kind)];
       held = kept(kind).lease(tensor, access_of(mode, true)).value();
@@ -180,12 +180,12 @@ class sharded_layers {
     chunks_.end();
   }
 
-  /// What was gathered ahead: nothing without `gather_ahead`.
+  /// The gathers ahead: nothing without `gather_ahead`.
   [[nodiscard]] llmmem::gather_schedule_stats gather_stats() const noexcept {
     return schedule_ ? schedule_->stats() : llmmem::gather_schedule_stats{};
   }
 
-  /// Bytes that this rank keeps of all, without what lives for an operation's length.
+  /// Bytes that this rank keeps, without the buffers of an operation.
   [[nodiscard]] std::uint64_t kept_bytes() const noexcept {
     return weights_.stats().local_bytes + gradients_.stats().local_bytes + mean_.stats().local_bytes +
            (variance_ ? variance_->stats().local_bytes : 0);
@@ -213,7 +213,7 @@ class sharded_layers {
   [[nodiscard]] static std::span<T> as_values(std::span<std::byte> bytes) noexcept {
     return {reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T)};
   }
-  /// What this rank's optimizer updates: its shard, or with plain data parallelism everything.
+  /// The range that this rank's optimizer updates: its shard, or, with plain data parallelism, everything.
   [[nodiscard]] std::span<T> mine(const piece& held) const noexcept {
     return as_values(stage_ == llmmem::zero_stage::none ? held.local() : held.owned());
   }
@@ -236,7 +236,7 @@ class sharded_layers {
     return {0, facts_[to_index(layer)].shape.elements()};
   }
 
-  /// Has it done by the thread that talks, if there is one.
+  /// Runs work on the communicating thread, if there is one.
   template <class Work>
   llmmem::result<void> talk(Work&& work) {
     return queue_ ? queue_->run(work) : work();
@@ -263,10 +263,10 @@ class sharded_layers {
     return whole_weights_.tensor(0);
   }
 
-  /// What was written becomes what all ranks make of it.
+  /// Combines the written data with that of all ranks.
   void share(llmmem::tensor_id tensor, state_kind kind) noexcept {
-    if (!failed_ || thrown_) return;  // it is over for this rank
-    // Unfinished, and the others wait for what will not come.
+    if (!failed_ || thrown_) return;  // this rank's run is over
+    // The data is unfinished, and the other ranks would wait for it.
     if (std::uncaught_exceptions() != 0) return revoke();
     try {
       const bool is_complete = stage_ == llmmem::zero_stage::none;
@@ -287,7 +287,7 @@ class sharded_layers {
     }
   }
 
-  /// The sum becomes the mean.
+  /// Divides the sum, to give the mean.
   void divide(llmmem::tensor_id tensor) {
     const auto ranks = static_cast<T>(to_number(ranks_->world()));
     const piece sum = gradients_.lease(tensor, llmmem::access_mode::read_write).value();
@@ -314,9 +314,9 @@ class sharded_layers {
   llmmem::result<void> failed_{};
   std::exception_ptr thrown_{};
 
-  // Of gathers ahead. They end before the state that they gather.
+  // For gathers ahead, which end before the state that they gather.
   std::vector<std::uint32_t> reads_{};  // the layers of a step's plan
-  std::size_t next_read_ = 0;           // behind all between steps
+  std::size_t next_read_ = 0;           // past the end between steps
   std::optional<llmmem::operation_queue> queue_{};
   std::optional<llmmem::gather_schedule<state>> schedule_{};
   typename llmmem::gather_schedule<state>::lease planned_weights_{};

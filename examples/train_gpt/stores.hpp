@@ -1,6 +1,6 @@
 /// @file
-/// The two seams of the fixture: where the state of a model lives (`state_store`), and where activations wait
-/// for the backward pass (`activation_store`). A memory technique is shown by writing one of these.
+/// The two interfaces of the fixture: the store of a model's state (`state_store`), and that of activations
+/// until the backward pass (`activation_store`). To show a memory technique, write one of these.
 #pragma once
 
 #include <algorithm>
@@ -17,20 +17,20 @@
 
 namespace train_gpt {
 
-/// What is kept of every layer. All have the layout that `parameter_layout` gives; an optimizer with one
-/// moment has no variance.
+/// The kinds of state of every layer. All have the layout that `parameter_layout` gives; an optimizer with
+/// one moment has no variance.
 enum class state_kind : std::uint8_t { weights, gradients, mean, variance };
 
-/// How many of them there are.
+/// The number of kinds.
 [[nodiscard]] constexpr std::size_t state_kinds(const gpt_shape& shape) noexcept {
   return 2 + shape.moments;
 }
 
-/// What a lease is for.
+/// The purpose of a lease.
 enum class lease_mode : std::uint8_t {
-  read,        ///< the contents are what was released last; they are not changed
-  write,       ///< the contents are anything; every element is written before the release
-  read_write,  ///< the contents are what was released last; some or all change
+  read,        ///< the contents are the last released ones, and stay unchanged
+  write,       ///< the contents are unspecified; every element is written before the release
+  read_write,  ///< the contents are the last released ones; some or all change
 };
 
 /// Part of a layer's elements.
@@ -39,35 +39,35 @@ struct element_range {
   std::size_t count = 0;
 };
 
-/// Where weights, gradients and optimizer state come from and go to, layer by layer.
+/// The store of weights, gradients and optimizer state, layer by layer.
 ///
 /// A *piece* is one kind of state of one layer. Between `acquire` and `release` it is *leased*: a contiguous
-/// span in memory that this thread and those it starts may touch, at a fixed address. At all other times it
-/// is the store's alone, which may keep it anywhere, in any form that restores the bits, and hand it out at
-/// another address each time: the trainer keeps no pointer. `state_lease` below makes sure that every
+/// span in memory that this thread and those it starts may access, at a fixed address. At all other times it
+/// belongs to the store, which may keep it anywhere, in any form that restores the bits, and hand it out at
+/// another address each time, because the trainer keeps no pointer. `state_lease` below ensures that every
 /// acquired piece is released.
 ///
 /// - **Sizes** are known before the store is built: `parameter_layout(shape, layer).elements` values of
 ///   `value_type`, and never change. A span's alignment is that of `value_type` at least; 64 bytes is faster.
-///   A store may round up what it allocates, for direct I/O, say.
-/// - **Order** is known, too: every step acquires and releases as `step_schedule(shape, when)` lists, so that
-///   all transfers of a run can be planned before it begins. Outside of steps (initialisation, digest,
-///   checkpoints) any piece may be asked for, one at a time.
+///   A store may round up its allocations, for example for direct I/O.
+/// - **Order** is also known: every step acquires and releases as `step_schedule(shape, when)` lists, so that
+///   all transfers of a run can be planned before it begins. Outside steps (initialisation, digest,
+///   checkpoints) the trainer may acquire any piece, one at a time.
 /// - **How many** at once: the pieces of a layer, or its activations, weights and gradients;
-///   `most_leased_elements(shape)` is what the tier that computes cannot do without.
-/// - **The mode** tells what may be skipped: `write` needs nothing brought in, `read` nothing taken back. A
-///   piece is not leased twice at once, not even for reading.
-/// - **Threads**: one thread acquires and releases. The memory of a lease is touched by the trainer's
-///   workers. The store's own threads may move whatever is not leased.
+///   `most_leased_elements(shape)` is the minimum of the tier that computes.
+/// - **The mode** shows which transfers may be skipped: `write` needs none in, `read` none back. A piece has
+///   one lease at a time, also for reading.
+/// - **Threads**: one thread acquires and releases. The trainer's workers access the memory of a lease. The
+///   store's own threads may move unleased pieces.
 /// - **Errors**: `acquire` may wait, and may throw; the step then ends, other leases are released, and the
-///   run is over. `release` may not throw: what fails behind it is thrown by a later `acquire`, or at the
-///   next boundary of a step (`follows_steps`). What a writing lease holds when it is released while an
-///   exception unwinds is unfinished.
+///   run is over. `release` must not throw: a later `acquire`, or the next boundary of a step
+///   (`follows_steps`), throws its failure. If a writing lease is released while an exception unwinds, its
+///   contents are unfinished.
 ///
-/// **Sharded state.** `owned(layer)` is what this process's optimizer updates of a layer; in a store that is
-/// not sharded, all. Leases for computing, that is weights to `read` and gradients to `write`, always span
-/// the whole layer: a sharded store gathers the ones and reduces the others. All other leases span the owned
-/// elements only.
+/// **Sharded state.** `owned(layer)` is the range of a layer that this process's optimizer updates: all of it
+/// in a store that is not sharded. Leases for computation, that is weights to `read` and gradients to
+/// `write`, always span the whole layer: a sharded store gathers the weights and reduces the gradients. All
+/// other leases span the owned elements only.
 template <class S>
 concept state_store = std::floating_point<typename S::value_type> &&
                       requires(S& store, layer_id layer, state_kind kind, lease_mode mode) {
@@ -78,16 +78,16 @@ concept state_store = std::floating_point<typename S::value_type> &&
                         { store.owned(layer) } noexcept -> std::same_as<element_range>;
                       };
 
-/// A store of either kind that is told where steps begin and end: one that plans by the schedule, or that
-/// takes consistent snapshots. No piece is leased then. Both may wait, and throw what failed since.
+/// A store of either kind that learns where steps begin and end: one that plans by the schedule, or takes
+/// consistent snapshots. No piece is leased at these points. Both calls may wait, and throw earlier failures.
 template <class S>
 concept follows_steps = requires(S& store, std::uint64_t step) {
   store.begin_step(step);
   store.end_step(step);
 };
 
-/// Computes a layer's activations again: what an activation store may call in `fetch`. The bits are those of
-/// the first time. The layer's weights are leased already.
+/// Recomputes a layer's activations: an activation store may call it in `fetch`. The bits are the same as
+/// before. The layer's weights are already leased.
 template <class T>
 class rebuild_activations {
  public:
@@ -95,7 +95,7 @@ class rebuild_activations {
 
   constexpr rebuild_activations(function call, void* context) noexcept : call_(call), context_(context) {}
 
-  /// @pre the other values of `activations` are as they were kept; those of the part become so.
+  /// @pre the other values of `activations` are as kept; the call restores those of the part.
   void operator()(layer_id layer, std::span<T> activations,
                   rebuilt_part part = rebuilt_part::all_but_input) const {
     call_(context_, layer, activations, part);
@@ -106,21 +106,20 @@ class rebuild_activations {
   void* context_;
 };
 
-/// Where activations wait between a layer's forward and its backward pass.
+/// The store of activations between a layer's forward and backward pass.
 ///
-/// The record of a layer is `activation_layout(shape, layer).elements` values; the embedding has none and is
-/// never asked for. Its life, in a step:
+/// The record of a layer is `activation_layout(shape, layer).elements` values; the embedding has none, and is
+/// never requested. Its life in a step:
 ///
 ///     save -> filled by the forward pass -> keep   layers 1, 2, ... to the head
 ///     fetch -> read by the backward pass -> drop   the head first, down to layer 1
 ///
-/// Between `keep` and `fetch` the record is the store's alone, to be moved, encoded, or reduced to its first
-/// `input_elements(shape)` values, the layer's input: `fetch` is given the function that computes the rest
-/// again. After `drop` the contents are worthless. A pass without a backward one drops each record right
-/// after saving it. `saved_activations` and `fetched_activations` below make sure of the second half of each
-/// pair.
+/// Between `keep` and `fetch` the record belongs to the store, which may move it, encode it, or reduce it to
+/// its first `input_elements(shape)` values, the layer's input: `fetch` receives the function that recomputes
+/// the rest. After `drop` the contents are worthless. A forward pass alone drops each record right after
+/// saving it. `saved_activations` and `fetched_activations` below ensure the second half of each pair.
 ///
-/// Alignment, threads, errors and the order of it all (`step_schedule`) are as for `state_store`.
+/// Alignment, threads, errors and order (`step_schedule`) are as for `state_store`.
 template <class A>
 concept activation_store =
     std::floating_point<typename A::value_type> &&
@@ -131,14 +130,14 @@ concept activation_store =
       { store.drop(layer) } noexcept;
     };
 
-/// Holds a piece for as long as it lives.
+/// Leases a piece as long as it lives.
 template <state_store Store, lease_mode Mode>
 class [[nodiscard]] state_lease {
  public:
   using value_type = std::conditional_t<Mode == lease_mode::read, const typename Store::value_type,
                                         typename Store::value_type>;
 
-  /// @throws whatever the store does.
+  /// @throws the store's exceptions.
   state_lease(Store& store, layer_id layer, state_kind kind)
       : store_(&store), layer_(layer), kind_(kind), values_(store.acquire(layer, kind, Mode)) {}
   state_lease(const state_lease&) = delete;
@@ -154,7 +153,7 @@ class [[nodiscard]] state_lease {
   std::span<value_type> values_;
 };
 
-/// Room for a layer's record; dropped with this object unless `keep` was called.
+/// Memory for a layer's record, which is dropped with this object unless `keep` was called.
 template <activation_store Store>
 class [[nodiscard]] saved_activations {
  public:
@@ -168,7 +167,7 @@ class [[nodiscard]] saved_activations {
 
   [[nodiscard]] std::span<typename Store::value_type> values() const noexcept { return values_; }
 
-  /// The record is filled; it is the store's now.
+  /// Passes the filled record to the store.
   void keep() noexcept {
     values_ = {};
     std::exchange(store_, nullptr)->keep(layer_);
@@ -180,7 +179,7 @@ class [[nodiscard]] saved_activations {
   std::span<typename Store::value_type> values_;
 };
 
-/// A layer's record as it was kept; dropped with this object.
+/// A layer's kept record, which is dropped with this object.
 template <activation_store Store>
 class [[nodiscard]] fetched_activations {
  public:
@@ -201,7 +200,7 @@ class [[nodiscard]] fetched_activations {
   std::span<value_type> values_;
 };
 
-/// What a step asks of its stores, one call an event.
+/// The calls of a step to its stores, one per event.
 struct step_event {
   enum class call : std::uint8_t { acquire, release, save, keep, fetch, drop };
 
@@ -213,10 +212,10 @@ struct step_event {
   friend constexpr bool operator==(const step_event&, const step_event&) noexcept = default;
 };
 
-/// When the optimizer changes a layer's weights. The bits are the same: a layer's gradients are of its
-/// weights before the step, and no layer's backward pass reads another one's.
+/// When the optimizer changes a layer's weights. The bits are the same, because a layer's gradients are of
+/// its weights before the step, and no layer's backward pass reads another layer's weights.
 enum class update_time : std::uint8_t {
-  after_backward,  ///< when all gradients are there: to reduce, clip or accumulate them over the model
+  after_backward,  ///< after all gradients, which allows reduction, clipping or accumulation over the model
   in_backward,     ///< when its own are there: gradients live for one layer's time, and what the optimizer
                    ///< needs is brought up beside the backward pass; a step that fails in that pass has
                    ///< changed the layers before (Lv et al., "Full Parameter Fine-tuning for

@@ -1,5 +1,5 @@
 /// @file
-/// The file of a run's last tier, and how fast the links between tiers are.
+/// The file of a run's last tier, and the speeds of the links between tiers.
 #pragma once
 
 #include <llmmem/space/buffer.hpp>
@@ -24,8 +24,8 @@
 
 namespace train_gpt {
 
-/// A file of its own name in `folder`. Once it is open it needs none: what is killed then leaves nothing
-/// there.
+/// A file with a unique name in `folder`. Once it is open the name is removed, so that a killed program
+/// leaves nothing there.
 class tier_file {
  public:
   explicit tier_file(const std::string& folder) {
@@ -54,9 +54,9 @@ namespace detail {
 
 inline constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 
-/// What plans compute with: bytes a second of the median of `times` copies of `bytes`. The fastest is one
-/// that met a cache.
-/// @param copy  called with the number of the copy.
+/// The rate for plans: bytes per second of the median of `times` copies of `bytes`, because the fastest one
+/// may have hit a cache.
+/// @param copy  called with the copy's number.
 template <class Copy>
 [[nodiscard]] std::uint64_t measured_rate(std::uint64_t bytes, std::size_t times, Copy copy) {
   std::vector<double> took;
@@ -69,7 +69,7 @@ template <class Copy>
   return static_cast<std::uint64_t>(static_cast<double>(bytes) / std::max(took[times / 2], 1e-6)) + 1;
 }
 
-/// Copies to and from other parts of the file each, as those of a step are. @pre nothing is in the file yet.
+/// Each copy uses another part of the file, as in a step. @pre the file is still empty.
 template <class File>
 [[nodiscard]] llmmem::link_model file_link(File& file) {
   constexpr std::uint64_t bytes = 4 * mib;

@@ -1,5 +1,5 @@
 /// @file
-/// Training in tiers: the spaces, the buffer over them, and what it reports.
+/// Training in tiers: the spaces, the buffer over them, and its report.
 #pragma once
 
 #include <llmmem/arena/stitched_source.hpp>
@@ -40,7 +40,7 @@ namespace train_gpt {
 
 namespace detail {
 
-/// What a step keeps, each piece rounded to whole pages: what the last tier must hold.
+/// The bytes that a step keeps, with each piece rounded to whole pages: the size of the last tier.
 [[nodiscard]] inline std::uint64_t rounded_bytes(const gpt_shape& shape) {
   const auto rounded = [](std::size_t elements) { return (elements * sizeof(float) + 4095) / 4096 * 4096; };
   std::uint64_t bytes = 0;
@@ -51,8 +51,8 @@ namespace detail {
   return bytes;
 }
 
-/// What a buffer and its workspace hold, in the report's terms.
-/// @param steps  of the whole run, for the bounds on it.
+/// The usage of a buffer and its workspace, in the report's terms.
+/// @param steps  of the whole run, for its bounds.
 template <class Buffer, class Schedule>
 [[nodiscard]] memory_report report_of(const Buffer& buffer, const Schedule& schedule, std::uint64_t steps,
                                       std::span<const char* const> names) {
@@ -77,7 +77,7 @@ template <class Buffer, class Schedule>
   return report;
 }
 
-/// Lets pieces go on while the team computes, for as long as this lives.
+/// Lets transfers progress while the team computes, as long as this lives.
 template <class Pieces>
 class progress_beside_computing {
  public:
@@ -105,7 +105,8 @@ struct tier_spaces {
         all(all_bytes),
         where(asked.folder),
         disk(where.path(), {.budget = all, .file = {.mode = llmmem::open_mode::update}}),
-        // Layers are of unequal size: in one range, a piece may not fit though enough is free in parts.
+        // Layers have different sizes, so in one range a piece may not fit although enough bytes are free in
+        // parts.
         top(llmmem::stitched_source({.budget = budget, .chunk_bytes = page, .name = "first tier"}),
             {.budget = budget, .name = "first tier"}) {
     where.unname();
@@ -127,7 +128,7 @@ struct tier_spaces {
 inline constexpr std::array two_tier_names{"memory", "file"};
 inline constexpr std::array three_tier_names{"memory", "host", "file"};
 
-/// Chunks of a tiered buffer under a schedule that learns what a step does in the first one.
+/// Chunks of a tiered buffer under a schedule that records the first step.
 class run_tiers {
  public:
   virtual ~run_tiers() = default;
@@ -198,7 +199,7 @@ template <class Buffer>
       [&] { return report_of(buffer, pieces.schedule(), asked.steps, names); }, alone, notes);
 }
 
-/// Everything is kept: what a step does is known before the first.
+/// Everything is kept, so the calls of a step are known before the first.
 [[nodiscard]] inline run_result train_in_tiers(const command_line& asked, worker_team& team,
                                                const corpus& text, std::FILE* notes) {
   using tier = tier_spaces::tier;
@@ -216,7 +217,7 @@ template <class Buffer>
                   notes);
 }
 
-/// A part of the activations is computed again.
+/// A part of the activations is recomputed.
 [[nodiscard]] inline run_result train_in_tiers(const command_line& asked, const planned_records& records,
                                                const llmmem::training_prediction& predicted,
                                                worker_team& team, const corpus& text, std::FILE* notes) {

@@ -1,6 +1,6 @@
 /// @file
-/// The stores that keep state and activations in one `llmmem::tiered_buffer`: what is not leased may lie in
-/// any tier.
+/// The stores that keep state and activations in one `llmmem::tiered_buffer`: unleased data may be in any
+/// tier.
 #pragma once
 
 #include <llmmem/prefetch_schedule.hpp>
@@ -21,7 +21,7 @@
 
 namespace train_gpt {
 
-/// The planner that a run was asked for.
+/// The planner that a run requests.
 struct chosen_planner {
   schedule_kind kind = schedule_kind::next_use;
 
@@ -32,10 +32,10 @@ struct chosen_planner {
   }
 };
 
-/// The chunks of a model in a buffer, and the leases that are held now. What a step does is known and planned
-/// before the first; the plan is made again with the times of the first two.
+/// The chunks of a model in a buffer, and the present leases. The calls of a step are known and planned
+/// before the first one; the plan is remade with the times of the first two.
 ///
-/// @par Errors   what the buffer refuses is thrown (`result::value`).
+/// @par Errors   refusals of the buffer are thrown (`result::value`).
 template <std::floating_point T, class Buffer>
 class tiered_pieces {
  public:
@@ -83,7 +83,7 @@ class tiered_pieces {
         break;
     }
     if (next_ != order_.size() && order_[next_].at == at) p.is_last = order_[next_++].is_last;
-    // A lease to read is a span that nobody writes through: the seam has one type for all.
+    // A read lease is a span that the trainer does not write; all leases have one type.
     return std::visit([&](const auto& lease) { return values(lease, p.elements); }, p.held);
   }
 
@@ -97,8 +97,8 @@ class tiered_pieces {
     end(at);
   }
 
-  /// While the trainer computes: takes note of what has arrived and left, and begins what there is room for
-  /// now. What that throws is thrown by the next lease.
+  /// Called while the trainer computes: notes finished transfers, and begins those that now have space. The
+  /// next lease rethrows its exception.
   void progress() noexcept {
     try {
       schedule_.progress();
@@ -130,7 +130,7 @@ class tiered_pieces {
   struct use {
     std::size_t at = 0;
     bool needs_contents = false;
-    bool is_last = false;  // what comes next overwrites it: it need not be kept
+    bool is_last = false;  // the next use overwrites it, so it need not be kept
   };
 
   void add(std::size_t elements) {
@@ -157,8 +157,8 @@ class tiered_pieces {
     next_ = order_.size();
   }
 
-  /// What `schedule` comes to as calls of the buffer, with times as if each parameter took a token an equal
-  /// time in every pass: the first steps tell better.
+  /// Converts `schedule` to calls of the buffer, with times as if each parameter took an equal time per token
+  /// in every pass; the first steps give better ones.
   [[nodiscard]] llmmem::schedule_trace known_trace(const gpt_shape& shape,
                                                    const std::vector<step_event>& schedule) {
     constexpr std::uint64_t multiplications_a_microsecond = 20'000;
@@ -208,7 +208,7 @@ class tiered_pieces {
   std::vector<piece> pieces_;
   std::size_t first_record_ = 0;
   std::vector<use> order_;
-  std::size_t next_ = 0;  // in `order_`; its end outside of steps
+  std::size_t next_ = 0;  // index in `order_`; its end outside steps
   std::exception_ptr thrown_;
 };
 

@@ -1,5 +1,5 @@
 /// @file
-/// A run with any stores, and the lines that tell how far it has come.
+/// A run with any stores, and its progress lines.
 #pragma once
 
 #include <llmmem/space/host.hpp>
@@ -24,7 +24,7 @@
 
 namespace train_gpt {
 
-/// A line for every step, or twenty where there are more, so that a log of a long run stays short.
+/// A line for every step, or twenty if there are more steps, so that the log of a long run stays short.
 class progress_lines {
  public:
   progress_lines(std::FILE* to, std::string program, std::uint64_t steps)
@@ -46,8 +46,8 @@ class progress_lines {
   std::uint64_t each_;
 };
 
-/// Trains with the stores that are given, as one of several ranks or alone. `memory` tells what they hold.
-/// @param shape  of what this rank computes.
+/// Trains with the given stores, as one of several ranks or alone. `memory` reports their usage.
+/// @param shape  of this rank's computation.
 template <class Memory>
 [[nodiscard]] run_result train_with(const command_line& asked, const gpt_shape& shape, worker_team& team,
                                     llmmem::host_space& workspace, any_state<float>& state,
@@ -59,7 +59,7 @@ template <class Memory>
     if (ranks.rank() == 0) lines(now);
   };
   adam_options options;
-  if (shape.moments == 1) options.rate = 0.05;  // without a variance steps are as large as gradients
+  if (shape.moments == 1) options.rate = 0.05;  // without a variance, steps are as large as gradients
   const auto train = [&](any_state<float>& store, auto& checkpoints, auto before) {
     trainer<any_state<float>, any_activations<float>, llmmem::host_space> inner(
         model, team, store, activations, options, asked.update);

@@ -1,6 +1,5 @@
 /// @file
-/// `trainer`: steps of a `gpt` with Adam, with all that is kept behind a `state_store` and an
-/// `activation_store`.
+/// `trainer`: steps of a `gpt` with Adam, with all data in a `state_store` and an `activation_store`.
 #pragma once
 
 #include <llmmem/kernels/host_executor.hpp>
@@ -25,15 +24,15 @@
 
 namespace train_gpt {
 
-/// Trains. Parameters, gradients, moments and activations are touched under leases only; between two calls it
-/// holds nothing but its options.
+/// Trains. It accesses parameters, gradients, moments and activations only under leases; between two calls it
+/// holds only its options.
 ///
-/// A step is `forward_backward`, then `update`; or the two at once, layer by layer (`update_time`), which
-/// comes to the same bits. A technique that works between the two, or that runs the first for several
-/// micro-batches, calls them itself.
+/// A step is `forward_backward`, then `update`; or both together, layer by layer (`update_time`), with the
+/// same bits. A technique that works between the two, or runs the first for several micro-batches, calls them
+/// itself.
 ///
 /// @par Thread safety   one caller.
-/// @par Errors          what the stores throw, see there.
+/// @par Errors          the exceptions of the stores.
 template <state_store State, activation_store Activations, llmmem::memory_space Space>
   requires(std::is_same_v<typename State::value_type, typename Activations::value_type>)
 class trainer {
@@ -45,7 +44,7 @@ class trainer {
           const adam_options& adam = {}, update_time when = update_time::after_backward)
       : model_(&model), team_(&team), state_(&state), activations_(&activations), adam_(adam), when_(when) {}
 
-  /// Draws weights, the same for a seed whatever the store owns.
+  /// Draws weights, which depend only on the seed and not on what the store owns.
   void draw_weights(std::uint64_t seed) {
     for (std::size_t i = 0; i < shape().layers(); ++i)
       draw_weights(shape().layer(i), seed);
@@ -64,12 +63,12 @@ class trainer {
     }
   }
 
-  /// The loss of a batch. Nothing changes.
+  /// Returns the loss of a batch, and changes nothing.
   [[nodiscard]] double evaluate(const token_batch& batch) {
     return forward(batch, [](saved_activations<Activations>&) {});
   }
 
-  /// The loss of a batch, and its gradients into the store.
+  /// Returns the loss of a batch, and writes its gradients to the store.
   double forward_backward(const token_batch& batch) {
     const double loss = forward(batch, [](saved_activations<Activations>& record) { record.keep(); });
     backward(batch, [](layer_id) {});
@@ -83,7 +82,7 @@ class trainer {
       update_layer(shape().layer(i), step);
   }
 
-  /// One step of training; the loss is that before the update.
+  /// One step of training; returns the loss before the update.
   double step(const token_batch& batch, std::uint64_t number) {
     if constexpr (follows_steps<State>) state_->begin_step(number);
     if constexpr (follows_steps<Activations>) activations_->begin_step(number);
@@ -100,8 +99,8 @@ class trainer {
     return loss;
   }
 
-  /// 64 bits of all weights, in the order of the layers: equal for equal bits, different for others but by
-  /// accident.
+  /// 64 bits of all weights, in the order of the layers: equal for equal bits, and otherwise different except
+  /// by chance.
   [[nodiscard]] std::uint64_t digest() {
     std::uint64_t sum = 0;
     for (std::size_t i = 0; i < shape().layers(); ++i) {
@@ -133,7 +132,7 @@ class trainer {
       double deviation = layer == shape().embedding() ? 0.1 : 0.02;
       if (is_residual) deviation /= std::sqrt(2.0 * static_cast<double>(shape().blocks));
       const double step =
-          deviation * 1.7320508075688772 * 0x1p-23;  // of an even distribution over 2^24 values
+          deviation * 1.7320508075688772 * 0x1p-23;  // of a uniform distribution over 2^24 values
       const std::size_t first = std::max(tensor.offset, owned.first);
       const std::size_t end =
           std::min(tensor.offset + tensor.rows * tensor.columns, owned.first + owned.count);
@@ -209,7 +208,7 @@ class trainer {
     });
   }
 
-  /// Computes with a layer's weights what its record lacks.
+  /// Computes the missing part of a layer's record with its weights.
   struct rebuilding {
     gpt<value_type, Space>* model;
     std::span<const value_type> weights;
@@ -223,7 +222,7 @@ class trainer {
     }
   };
 
-  /// @param done  called with each layer whose gradients are there, and that this pass has no more use for.
+  /// @param done  called with each layer whose gradients are complete and which this pass no longer needs.
   template <class Done>
   void backward(const token_batch& batch, Done done) {
     for (std::size_t i = shape().layers() - 1; i > 0; --i) {

@@ -1,5 +1,5 @@
 /// @file
-/// `worker_team`: threads that share out numbered work in fixed slices.
+/// `worker_team`: threads that divide numbered work into fixed slices.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -15,7 +15,7 @@
 
 namespace train_gpt {
 
-/// A fixed number of threads, the caller's among them. Who computes what depends on counts alone, never on
+/// A fixed number of threads, including the caller's. The assignment of work depends only on counts, never on
 /// timing.
 ///
 /// @par Thread safety   one caller at a time.
@@ -44,14 +44,14 @@ class worker_team {
 
   [[nodiscard]] std::size_t size() const noexcept { return threads_.size() + 1; }
 
-  /// Has `call(context)` called at the beginning of every `slices`, by its caller: a moment to look after
-  /// transfers while there is much to compute. It must be quick. Null: nothing.
+  /// Makes the caller of `slices` call `call(context)` at the beginning of each: a moment to progress
+  /// transfers during long computations. It must be quick. Null: nothing.
   void before_slices(void (*call)(void*) noexcept, void* context) noexcept {
     before_ = call;
     context_ = context;
   }
 
-  /// Cuts 0 to `count` into at most `size()` slices whose lengths, but for the last, are multiples of
+  /// Cuts 0 to `count` into at most `size()` slices whose lengths, except the last one's, are multiples of
   /// `grain`, and calls `work(first, end, worker)` once for each, at the same time. Returns when all are
   /// done.
   template <class Work>

@@ -66,7 +66,7 @@ TEST_CASE("the pieces of a layer add up to what the paper counts for it") {
   }
 }
 
-TEST_CASE("every program frees what it allocates for a step or a request, once, and keeps the rest") {
+TEST_CASE("every program frees the allocations of a step or a request once, and keeps the rest") {
   for (const auto seed : llmmem_tests::seeds(3)) {
     for (const std::string_view name : program_names) {
       CAPTURE(name);
@@ -98,7 +98,7 @@ TEST_CASE("a trace reads back as it was written") {
   CHECK(again.peak_live_bytes() == played.peak_live_bytes());
 }
 
-TEST_CASE("what is wrong in a trace is reported with file, line and reason") {
+TEST_CASE("an error in a trace is reported with file, line and reason") {
   CHECK(refusal_of("a 1 5\nf 1\na 2 7\n") == "none");
   CHECK(refusal_of("a 1 5\r\nf 1") == "none");
   CHECK(refusal_of("") == "t: no allocation in it");
@@ -125,7 +125,7 @@ TEST_CASE("what is wrong in a trace is reported with file, line and reason") {
                        trace_error);
 }
 
-TEST_CASE("the smallest budget is survived, and one step less is not") {
+TEST_CASE("a program survives the smallest budget, and not one step less") {
   for (const std::string_view program : {"train-recompute", "serve-exact"}) {
     const trace played = play(program, generate_lengths(1, 200), short_run());
     for (const std::string_view name : arena_names) {
@@ -140,7 +140,8 @@ TEST_CASE("the smallest budget is survived, and one step less is not") {
   }
 }
 
-TEST_CASE("on a recorded trace caching_split fails with more free than is asked for, and stitched survives") {
+TEST_CASE(
+    "on a recorded trace caching_split fails with more free bytes than requested, and stitched survives") {
   program_options options = short_run();
   options.requests = 400;
   const trace played = read(to_text(play("serve-exact", generate_lengths(1, 500), options)));

@@ -220,7 +220,7 @@ TEST_CASE("a stitched arena returns the reported sizes, without overlap, and kee
   behaves<stitched_arena<simulated>>(256 * mib);
 }
 
-TEST_CASE("whichever call the system refuses, every arena continues with what it had") {
+TEST_CASE("if the system refuses any call, every arena continues with what it had") {
   const auto any = [](const arena_stats& before, const arena_stats& after) {
     CHECK(after.live == before.live);
     CHECK(after.reserved <= before.reserved);  // caches may have been given back on the way
@@ -233,7 +233,7 @@ TEST_CASE("whichever call the system refuses, every arena continues with what it
   });
 }
 
-TEST_CASE("a system that refuses everything from some call on breaks no arena, and lets it mend itself") {
+TEST_CASE("a system that refuses every call from some point on breaks no arena, which recovers afterwards") {
   for (std::uint64_t nth = 1; nth < 160; ++nth) {
     CAPTURE(nth);
     simulated memory(budget(64 * mib));
@@ -304,7 +304,7 @@ TEST_CASE("stitched allocations hold what was written to them, regardless of fre
   }
 }
 
-TEST_CASE("where free bytes are scattered, splitting fails, and stitching does not") {
+TEST_CASE("if free bytes are scattered, splitting fails, and stitching succeeds") {
   simulated for_split(budget(80 * mib));
   simulated for_stitched(budget(80 * mib));
   caching_split_arena<simulated> split(for_split, small_tables());
@@ -328,7 +328,7 @@ TEST_CASE("where free bytes are scattered, splitting fails, and stitching does n
   CHECK(stitched.stats().external_fragmentation() == 0);
 }
 
-TEST_CASE("a stitched arena comes by its allocations in the order of its states") {
+TEST_CASE("a stitched arena serves its allocations in the order of its states") {
   simulated memory(budget(64 * mib));
   stitched_arena<simulated> arena(memory, stitched_tables());
   const auto counts = [&] { return arena.counts(); };
@@ -371,7 +371,7 @@ TEST_CASE("a stitched arena comes by its allocations in the order of its states"
   CHECK(arena.allocate(6 * mib).has_value());
 }
 
-TEST_CASE("missing chunks alone are created, and joined with what is free") {
+TEST_CASE("only missing chunks are created, and joined with free ones") {
   simulated memory(budget(64 * mib));
   stitched_arena<simulated> arena(memory, stitched_tables());
   const auto first = arena.allocate(4 * mib).value();
@@ -383,7 +383,7 @@ TEST_CASE("missing chunks alone are created, and joined with what is free") {
   CHECK(arena.free(second.handle));
 }
 
-TEST_CASE("chunks created in several gaps all go back when a later call is refused") {
+TEST_CASE("chunks created in several gaps are all returned if a later call is refused") {
   for (std::uint64_t nth = 1;; ++nth) {
     CAPTURE(nth);
     simulated memory(budget(16 * mib));
@@ -408,7 +408,7 @@ TEST_CASE("chunks created in several gaps all go back when a later call is refus
   }
 }
 
-TEST_CASE("no chunk is returned that an idle range still maps") {
+TEST_CASE("every chunk that an idle range maps is kept") {
   simulated memory(budget(16 * mib));
   stitched_arena<simulated> arena(memory, stitched_tables());
   std::vector<arena_handle> held;
@@ -427,7 +427,7 @@ TEST_CASE("no chunk is returned that an idle range still maps") {
   CHECK(arena.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("small requests share chunks, and a chunk that falls empty is free for anything") {
+TEST_CASE("small requests share chunks, and an emptied chunk is free for anything") {
   simulated memory(budget(2 * mib));
   stitched_arena<simulated> arena(memory, stitched_tables());
   std::vector<arena_handle> held;
@@ -478,7 +478,7 @@ TEST_CASE("after everything is freed, the chunks of a stitched arena are one run
   }
 }
 
-TEST_CASE("the caching split arena rounds and reserves as the allocator it models") {
+TEST_CASE("the caching split arena rounds and reserves as its model allocator does") {
   simulated memory(budget(512 * mib));
   caching_split_arena<simulated> arena(memory, small_tables());
   const auto reserves = [&](std::uint64_t bytes) {
@@ -496,7 +496,7 @@ TEST_CASE("the caching split arena rounds and reserves as the allocator it model
   CHECK(reserves(13 * mib - 512) == rounded_and_reserved{13 * mib - 512, 14 * mib});  // more is split off
 }
 
-TEST_CASE("a caching split arena gives empty segments back before it refuses") {
+TEST_CASE("a caching split arena returns empty segments before it refuses") {
   simulated memory(budget(40 * mib));
   caching_split_arena<simulated> arena(memory, small_tables());
   const auto a = arena.allocate(20 * mib).value();
@@ -511,7 +511,7 @@ TEST_CASE("a caching split arena gives empty segments back before it refuses") {
   CHECK(memory.used() == 22 * mib);
 }
 
-TEST_CASE("the classes of a size class arena rise, hold what they say and waste less than an eighth") {
+TEST_CASE("the classes of a size class arena ascend, hold their size and waste less than an eighth") {
   using arena = size_class_arena<simulated>;
   std::uint64_t last = 0;
   for (std::uint32_t index = 0; arena::class_bytes(index) < max_arena_bytes; ++index) {
@@ -538,8 +538,8 @@ TEST_CASE("a size class arena moves whole slabs from class to class when it must
   CHECK(arena.stats().reserved == 4 * mib);
 }
 
-TEST_CASE_TEMPLATE("every arena refuses what cannot be, with the numbers", Arena, size_class_arena<simulated>,
-                   caching_split_arena<simulated>, stitched_arena<simulated>) {
+TEST_CASE_TEMPLATE("every arena refuses impossible requests with the numbers", Arena,
+                   size_class_arena<simulated>, caching_split_arena<simulated>, stitched_arena<simulated>) {
   simulated memory(budget(64 * mib));
   simulated other_memory(budget(64 * mib));
   auto arena = make<Arena>(memory);
@@ -582,9 +582,8 @@ TEST_CASE_TEMPLATE("no arena allocates from the heap once it is built", Arena,
   CHECK(heap_allocations() == before);
 }
 
-TEST_CASE_TEMPLATE("an arena whose tables are full refuses, and has space again when something is freed",
-                   Arena, size_class_arena<simulated>, caching_split_arena<simulated>,
-                   stitched_arena<simulated>) {
+TEST_CASE_TEMPLATE("an arena with full tables refuses, and has space again after a free", Arena,
+                   size_class_arena<simulated>, caching_split_arena<simulated>, stitched_arena<simulated>) {
   simulated memory(budget(64 * mib));
   arena_options few = small_tables();
   few.max_blocks = 4;
@@ -634,7 +633,7 @@ TEST_CASE("idle stitched ranges make space for new ones when a table is full") {
   CHECK(memory.mapper().violations() == std::vector<std::string>{});
 }
 
-TEST_CASE("idle stitched ranges make space where the system maps no more") {
+TEST_CASE("idle stitched ranges make space if the system maps no more") {
   simulated memory(simulated_mapper({.most_mappings = 32 + 4}), budget(64 * mib));
   stitched_arena<simulated> arena(memory, stitched_tables());
   std::vector<arena_handle> held;
@@ -652,7 +651,7 @@ TEST_CASE("idle stitched ranges make space where the system maps no more") {
   CHECK(arena.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("an arena that cannot be set up says why, and leaks nothing") {
+TEST_CASE("a failed setup of an arena reports the reason, and leaks nothing") {
   simulated memory(budget(64 * mib, "vm"));
   CHECK_THROWS_WITH_AS(
       (stitched_arena<simulated>(memory, {.arena = small_tables(), .chunk_bytes = 3 * mib})),
@@ -682,7 +681,7 @@ TEST_CASE("an arena that cannot be set up says why, and leaks nothing") {
   CHECK(memory.stats().ranges == 0);
 }
 
-TEST_CASE("audit of a stitched arena names the chunk, the range and the count that are wrong") {
+TEST_CASE("the audit of a stitched arena names the wrong chunk, range and count") {
   using corrupt = testing_access;
   using arena_type = stitched_arena<simulated>;
   struct damage {

@@ -95,7 +95,7 @@ class naive_range {
 
 }  // namespace
 
-TEST_CASE("a range arena takes the smallest gap that is large enough, as a list of gaps does") {
+TEST_CASE("a range arena takes the smallest sufficient gap, as a list of gaps does") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -156,7 +156,7 @@ TEST_CASE("a range arena takes the smallest gap that is large enough, as a list 
   }
 }
 
-TEST_CASE("a range arena refuses a range and a granularity that cannot be, with the numbers") {
+TEST_CASE("a range arena refuses an impossible range and granularity with the numbers") {
   CHECK_THROWS_WITH_AS(range_arena(base, 4096, 48, {.name = "tier 0"}),
                        "tier 0: granularity 48; it must be a power of two that divides the range's start",
                        argument_error);
@@ -167,7 +167,7 @@ TEST_CASE("a range arena refuses a range and a granularity that cannot be, with 
   CHECK_THROWS_AS(range_arena(base, (std::uint64_t{1} << 48) + 1, 64), length_error);
 }
 
-TEST_CASE("a range arena says when it has no block left to split with, and when nothing fits") {
+TEST_CASE("a range arena reports that no block is left for a split, or that nothing fits") {
   range_arena arena(base, 4096, 64, {.max_blocks = 2, .name = "tier 0"});
   const auto first = arena.allocate(64).value();
   CHECK(arena.allocate(64).error().message() ==
@@ -181,7 +181,7 @@ TEST_CASE("a range arena says when it has no block left to split with, and when 
 }
 
 TEST_CASE(
-    "a range arena that is asked for a place says which of its bytes are another's, and where it ends") {
+    "a range arena asked for a place reports which bytes another allocation has, and where the range ends") {
   range_arena arena(base, 4096, 64, {.name = "weights: tier 1"});
   REQUIRE(arena.allocate_at(base + 1024, 100));
   CHECK(arena.allocate_at(base + 960, 640).error().message() ==
@@ -194,7 +194,7 @@ TEST_CASE(
   CHECK(arena.stats().live == 1);
 }
 
-TEST_CASE("a range arena without entries for what is left around a piece refuses it, and is as it was") {
+TEST_CASE("a range arena without entries for the rests around a piece refuses it, and stays as it was") {
   for (std::uint32_t entries = 1; entries < 8; ++entries) {
     CAPTURE(entries);
     range_arena arena(base, 64 * 16, 16, {.max_blocks = entries}, piece_lookup::by_address_too);

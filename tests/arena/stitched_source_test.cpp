@@ -27,8 +27,7 @@ struct held {
 }  // namespace
 
 TEST_CASE(
-    "a stitched space gives every range whose pieces are free, in any order of sizes, and they do not "
-    "overlap") {
+    "a stitched space serves every range with enough free pieces, in any order of sizes, without overlap") {
   for (const auto seed : seeds(6)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -72,7 +71,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a stitched source charges whole pieces, and gives nothing above their alignment") {
+TEST_CASE("a stitched source charges whole pieces, and refuses larger alignments than theirs") {
   stitched_source source({.budget = 4 * piece});
   CHECK(source.footprint(1, 64) == piece);
   CHECK(source.footprint(piece, 64) == piece);
@@ -105,7 +104,7 @@ TEST_CASE("a loop over the same sizes maps nothing after its first round") {
   CHECK(source.counts().mapped_chunks == before.mapped_chunks);
 }
 
-TEST_CASE("tools show the memory of a stitched space once, at however many addresses it was used") {
+TEST_CASE("tools show the memory of a stitched space once, at any number of addresses") {
   // Each round has other sizes: pieces are used at ever new addresses.
   constexpr std::uint64_t pieces = 64;
   stitched_host_space space(stitched_source({.budget = pieces * piece}), {.budget = pieces * piece});

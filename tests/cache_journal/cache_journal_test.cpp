@@ -29,7 +29,7 @@ outcome run(const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-TEST_CASE("a journal recorded under LRU says what every policy hits, MIN included") {
+TEST_CASE("a journal recorded under LRU gives the hits of every policy, MIN included") {
   const replay_trace::trace from = replay_trace::generate_trace({.seed = 3, .requests = 1500});
   for (const std::uint64_t capacity : {1'000U, 4'000U}) {
     CAPTURE(capacity);
@@ -68,7 +68,7 @@ TEST_CASE("with --json there is one JSON object on standard output") {
   CHECK(json["policies"][0]["sequences"] == 12'031);
 }
 
-TEST_CASE("a torn journal is asked as far as it goes, and says where it ends") {
+TEST_CASE("a torn journal is evaluated up to its end, and the output says where that is") {
   const replay_trace::trace from = replay_trace::generate_trace({.seed = 3, .requests = 100});
   const std::vector<std::byte> whole = record(from, 100);
   const finding found = examine("torn", std::span(whole).first(whole.size() - 3), std::nullopt);

@@ -234,7 +234,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(what_is_wrong(storage, of, 20) == "");
   }
 
-  TEST_CASE("a view that is not concurrent is copied by its owner alone, when he waits") {
+  TEST_CASE("only the owner copies a view that is not concurrent, while it waits") {
     state of(3);
     simulated_storage storage;
     solo_coordinator coordinator(storage);
@@ -252,7 +252,7 @@ TEST_SUITE("async_checkpointer") {
     }
   }
 
-  TEST_CASE("a state that cannot be copied ends its checkpoint, and is free to change") {
+  TEST_CASE("a state that cannot be copied ends its checkpoint, and may change again") {
     state of(3);
     simulated_storage storage;
     solo_coordinator coordinator(storage);
@@ -270,7 +270,7 @@ TEST_SUITE("async_checkpointer") {
   }
 
   TEST_CASE(
-      "any call of the storage may fail, once or permanently: that is reported, and the next save works") {
+      "if any call of the storage fails, once or permanently, that is reported, and the next save works") {
     state of(5);
     for (const auto kind : {storage_fault::kind::refused, storage_fault::kind::lost}) {
       bool ended = false;
@@ -303,7 +303,7 @@ TEST_SUITE("async_checkpointer") {
     }
   }
 
-  TEST_CASE("a full disk shows before anything is written") {
+  TEST_CASE("a full disk is detected before anything is written") {
     state of(5);
     simulated_storage_options options;
     options.capacity = of.total() / 2;
@@ -318,7 +318,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(storage.folders().empty());
   }
 
-  TEST_CASE("a disk that hangs holds the training up no longer than it may") {
+  TEST_CASE("a hung disk stalls the training at most as long as allowed") {
     state of(5);
     simulated_storage storage;
     stuck_coordinator coordinator(storage);
@@ -344,7 +344,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(what_is_wrong(storage, of, 2) == "");
   }
 
-  TEST_CASE("while it is busy a snapshot is skipped, and says so, or waits") {
+  TEST_CASE("a snapshot during another one is skipped and reports that, or waits") {
     state of(5);
     simulated_storage storage;
     stuck_coordinator coordinator(storage);
@@ -400,7 +400,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(saves.stats().begun == 1);
   }
 
-  TEST_CASE("a rank that has nothing makes a checkpoint of nothing") {
+  TEST_CASE("a rank without tensors makes an empty checkpoint") {
     simulated_storage storage;
     solo_coordinator coordinator(storage);
     checkpointer saves(coordinator, {}, tiny);
@@ -420,7 +420,7 @@ TEST_SUITE("async_checkpointer") {
           std::string::npos);
   }
 
-  TEST_CASE("a view goes before the state is free to change, by the thread that copied") {
+  TEST_CASE("the copying thread destroys a view before the state may change") {
     state of(5);
     simulated_storage storage;
     stuck_coordinator coordinator(storage);
@@ -438,7 +438,7 @@ TEST_SUITE("async_checkpointer") {
     coordinator.open();
   }
 
-  TEST_CASE("an observer that throws ends nothing") {
+  TEST_CASE("an exception of an observer ends nothing") {
     state of(5);
     simulated_storage storage;
     solo_coordinator coordinator(storage);
@@ -448,7 +448,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(saves.stats().last_error == "the observer threw");
   }
 
-  TEST_CASE("waiting for a ticket ends when it is to, also where the owner copies") {
+  TEST_CASE("a wait for a ticket ends in time, also if the owner copies") {
     state of(5);
     simulated_storage storage;
     stuck_coordinator coordinator(storage);
@@ -464,7 +464,8 @@ TEST_SUITE("async_checkpointer") {
     CHECK(guard.ticket().wait() == commit_status::committed);
   }
 
-  TEST_CASE("after a save that failed on a full disk, what is removable goes, and the next one fits") {
+  TEST_CASE(
+      "after a save that failed on a full disk, removable checkpoints are removed, and the next one fits") {
     state of(5);
     simulated_storage storage;
     solo_coordinator many(storage, keep_last_and_every{.last = 9});
@@ -495,7 +496,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(saves.begin_snapshot(6, host_state_view(of.spans)).ticket().wait() == commit_status::committed);
   }
 
-  TEST_CASE("options that cannot be are refused, each with the number that is wrong") {
+  TEST_CASE("impossible options are refused, each with the wrong number") {
     state of(5);
     simulated_storage storage;
     solo_coordinator coordinator(storage);
@@ -509,7 +510,7 @@ TEST_SUITE("async_checkpointer") {
   }
 
   // Threads are in it, but what reaches the storage is the same each time.
-  TEST_CASE("the power may go at any call: what was acknowledged is there, and nothing hangs") {
+  TEST_CASE("if the power fails at any call, acknowledged checkpoints are there, and nothing hangs") {
     state of(11, 3, 300);
     simulated_storage_options options;
     options.sector_bytes = 64;
@@ -542,7 +543,7 @@ TEST_SUITE("async_checkpointer") {
     CHECK(sweep.power_cuts > 60);
   }
 
-  TEST_CASE("a wait that ends before the copy does is no stall afterwards, and holds up no writing") {
+  TEST_CASE("a wait that ends before the copy counts as no further stall, and delays no write") {
     class slow_view : public owners_view {
      public:
       using owners_view::owners_view;

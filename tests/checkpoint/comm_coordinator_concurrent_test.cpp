@@ -292,7 +292,7 @@ TEST_SUITE("comm_coordinator") {
     CHECK(failures > (llmmem_tests::is_watched ? 15 : 50));
   }
 
-  TEST_CASE("a silent rank 0 that comes back makes no other rank report a false outcome") {
+  TEST_CASE("a silent rank 0 that returns makes no other rank report a false outcome") {
     // It may commit while they have given it up: whoever cannot tell must say so.
     std::uint64_t uncertain = 0;
     for (const auto seed : seeds(100, 30)) {
@@ -372,7 +372,7 @@ TEST_SUITE("comm_coordinator") {
     rank_0_dies_in(storage_call::rename, "step-", true, true, check);
   }
 
-  TEST_CASE("where folders cannot be renamed, only rank 0 knows whether a manifest lasts") {
+  TEST_CASE("if folders cannot be renamed, only rank 0 knows whether a manifest is durable") {
     const auto check = [](auto& self, sim_endpoint&, simulated_storage&) {
       const std::string told = self.save(20);
       CHECK(told ==
@@ -410,7 +410,7 @@ TEST_SUITE("comm_coordinator") {
     });
   }
 
-  TEST_CASE("a rank that gives up learns what stopped it before") {
+  TEST_CASE("a rank that gives up learns the earlier reason if the checkpoint was already stopped") {
     in_threes([](auto& self, sim_endpoint& end, simulated_storage&) {
       const checkpoint_draft draft = self.coordinator.begin(10);
       end.work((3 - self.rank()) * 10 * millisecond);
@@ -420,7 +420,7 @@ TEST_SUITE("comm_coordinator") {
     });
   }
 
-  TEST_CASE("rank 0 that cannot begin says so to all") {
+  TEST_CASE("if rank 0 cannot begin, it informs all ranks") {
     sim_network net({.seats = 2});
     simulated_storage storage(tiny());
     net.run([&](sim_endpoint& end) {
@@ -436,7 +436,7 @@ TEST_SUITE("comm_coordinator") {
     });
   }
 
-  TEST_CASE("ranks that are late are named, and late messages are of no other round") {
+  TEST_CASE("late ranks are named, and late messages belong to no other round") {
     const comm_coordinator_options hasty{
         .begin_within_ns = second, .commit_within_ns = second, .answer_within_ns = 20 * second};
     for (const auto seed : seeds(5)) {
@@ -471,7 +471,7 @@ TEST_SUITE("comm_coordinator") {
     }
   }
 
-  TEST_CASE("one whose part is sent asks rank 0 to stop, and is answered") {
+  TEST_CASE("a rank whose part is sent asks rank 0 to stop, and gets an answer") {
     const comm_coordinator_options patient{
         .begin_within_ns = 100 * second, .commit_within_ns = 100 * second, .answer_within_ns = 20 * second};
     comm_coordinator_options hasty = patient;
@@ -496,7 +496,7 @@ TEST_SUITE("comm_coordinator") {
     }
   }
 
-  TEST_CASE("ranks are brought together by the step") {
+  TEST_CASE("ranks meet by the step") {
     sim_network net({.seats = 2});
     simulated_storage storage(tiny());
     net.run([&](sim_endpoint& end) {
@@ -557,7 +557,7 @@ TEST_SUITE("comm_coordinator") {
     });
   }
 
-  TEST_CASE("ranks that have not joined make no coordinator") {
+  TEST_CASE("a coordinator refuses ranks that have not joined") {
     sim_network net({.seats = 2});
     simulated_storage storage(tiny());
     net.run([&](sim_endpoint& end) {
@@ -567,7 +567,7 @@ TEST_SUITE("comm_coordinator") {
     });
   }
 
-  TEST_CASE("a folder that another process commits to is refused, once its lock was waited for") {
+  TEST_CASE("a folder to which another process commits is refused after a wait for its lock") {
     sim_network net({.seats = 1});
     simulated_storage storage(tiny());
     const auto lock = storage.try_lock("LOCK");
@@ -580,7 +580,7 @@ TEST_SUITE("comm_coordinator") {
     });
   }
 
-  TEST_CASE("an epoch that was revoked makes no checkpoints until its ranks have agreed") {
+  TEST_CASE("no checkpoint is made in a revoked epoch until its ranks have agreed") {
     in_threes([](auto& self, sim_endpoint& end, simulated_storage&) {
       CHECK(self.save(10) == "committed");
       end.work(second);
@@ -625,7 +625,8 @@ TEST_SUITE("comm_coordinator") {
   }
 
   TEST_CASE(
-      "ranks in threads, each with a checkpointer: one dies, the others share the state again and continue") {
+      "one of several ranks in threads with checkpointers dies, and the others share the state again and "
+      "continue") {
     const temporary_folder folder;
     thread_network net(3);
     const std::vector<state_tensor> catalogue = {{.name = "weight", .shape = {30, 25}, .part = {}},

@@ -73,7 +73,7 @@ TEST_SUITE("copy_checkpoint") {
     }
   }
 
-  TEST_CASE("files of no bytes are copied, and a buffer that cannot be halved is refused") {
+  TEST_CASE("empty files are copied, and a buffer that cannot be halved is refused") {
     const checkpoint_world world{.ranks = 1, .files = 2, .file_bytes = 0, .write_bytes = 8};
     simulated_storage local = with_step(world, 10);
     simulated_storage durable(called("durable"));
@@ -88,7 +88,7 @@ TEST_SUITE("copy_checkpoint") {
     CHECK(has_its_bytes(durable, world, newest(durable)));
   }
 
-  TEST_CASE("an incremental checkpoint is copied as plain files, however deep it goes") {
+  TEST_CASE("an incremental checkpoint is copied as plain files, for any number of references") {
     for (const auto seed : seeds(60)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -127,7 +127,7 @@ TEST_SUITE("copy_checkpoint") {
     }
   }
 
-  TEST_CASE("only the newest is folded, for its copy is the newest") {
+  TEST_CASE("only the newest checkpoint is folded, because its copy becomes the newest") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage local(called("local"));
     checkpoint_folder folder(local);
@@ -202,7 +202,7 @@ TEST_SUITE("copy_checkpoint") {
     }
   }
 
-  TEST_CASE("after any crash while it is folded, its step is there, with its bytes") {
+  TEST_CASE("after any crash during a fold, its step is there with its bytes") {
     const checkpoint_world world{.ranks = 1, .files = 1, .file_bytes = 40, .write_bytes = 8};
     simulated_storage made = with_step(world, 1);
     random_numbers random(3);
@@ -232,7 +232,7 @@ TEST_SUITE("copy_checkpoint") {
     CHECK(is_folded);
   }
 
-  TEST_CASE("a call that fails, of either side, leaves no copy and nothing of it, and the next one works") {
+  TEST_CASE("if any call of either side fails, no part of the copy is left, and the next copy works") {
     const checkpoint_world world{.ranks = 1, .files = 2};
     for (const bool in_source : {false, true}) {
       for (const bool renames : {true, false}) {
@@ -270,7 +270,7 @@ TEST_SUITE("copy_checkpoint") {
     }
   }
 
-  TEST_CASE("what is there already is not copied again, in whatever form") {
+  TEST_CASE("an existing checkpoint is not copied again, in any form") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage local = with_step(world, 30);
     simulated_storage durable(called("durable"));
@@ -316,7 +316,7 @@ TEST_SUITE("copy_checkpoint") {
     }
   }
 
-  TEST_CASE("from one real folder to another") {
+  TEST_CASE("a checkpoint is copied from one real folder to another") {
     const temporary_folder place;
     const checkpoint_world world{.ranks = 2, .files = 2, .file_bytes = 300'001, .write_bytes = 65'536};
     posix_storage<> local(place.file("local"));

@@ -152,8 +152,7 @@ TEST_SUITE("cow_state_view") {
     CHECK(waits > 0);
   }
 
-  TEST_CASE(
-      "a disk that hangs stalls the writer only after the pool is exhausted, and then for max_stall_ns") {
+  TEST_CASE("a hung disk stalls the writer only after the pool is exhausted, and then for max_stall_ns") {
     one_range w(64, 8);
     simulated_storage storage;
     stuck_coordinator coordinator(storage);
@@ -180,7 +179,7 @@ TEST_SUITE("cow_state_view") {
     CHECK(saves.begin_snapshot(2, w.view_now()).ticket().wait() == commit_status::committed);
   }
 
-  TEST_CASE("a snapshot that has been read gives its pages back before it is on the disk") {
+  TEST_CASE("a snapshot returns its pages once it has been read, before it is on the disk") {
     cow_world w(4, 0, 200);
     simulated_storage storage;
     stuck_coordinator coordinator(storage);
@@ -263,7 +262,7 @@ TEST_SUITE("cow_state_view") {
     }
   }
 
-  TEST_CASE("an unknown tag says nothing: 0, and a future one") {
+  TEST_CASE("unknown tags, such as 0 and future ones, prove nothing unchanged") {
     one_range w(4);
     const cow_state_view view = w.view_now();
     CHECK(view.version() != 0);
@@ -273,7 +272,7 @@ TEST_SUITE("cow_state_view") {
     CHECK(view.is_unchanged_since(view.version(), 0, 0, 256));
   }
 
-  TEST_CASE("a tag of a range that no longer exists means nothing to a new one in its place") {
+  TEST_CASE("a tag of a destroyed range is unknown to a new one in its place") {
     bytes state(256);
     std::optional<cow_range> range;
     const auto view_of = [&] {
@@ -295,7 +294,7 @@ TEST_SUITE("cow_state_view") {
     CHECK(range->identity() != beside.identity());
   }
 
-  TEST_CASE("a tag says nothing of tensors that lay elsewhere in the same range") {
+  TEST_CASE("a tag proves nothing about tensors that were elsewhere in the same range") {
     one_range w(4);
     const auto view_of = [&](std::vector<state_place> places) { return cow_state_view(w.ranges, places); };
     const std::uint64_t before = view_of({{0, 0, 64}, {0, 128, 64}}).version();
@@ -312,7 +311,7 @@ TEST_SUITE("cow_state_view") {
     CHECK(!cow_state_view(both, std::array{state_place{1, 0, 64}}).is_unchanged_since(tag, 0, 0, 64));
   }
 
-  TEST_CASE("what has changed may be asked in another thread while it changes on") {
+  TEST_CASE("another thread may query changes while the state changes further") {
     one_range w(200, 400);
     const std::uint64_t before = w.view_now().version();
     for (std::uint64_t page = 0; page < 200; page += 3)
@@ -331,7 +330,7 @@ TEST_SUITE("cow_state_view") {
     CHECK(w.range.live() == 1);
   }
 
-  TEST_CASE("copies of a view share its snapshots, which go with the last of them") {
+  TEST_CASE("copies of a view share its snapshots, which end with the last copy") {
     one_range w(2);
     std::optional<cow_state_view> first(w.view_now());
     const std::uint64_t version = first->version();
@@ -345,7 +344,7 @@ TEST_SUITE("cow_state_view") {
     CHECK(w.range.live() == 0);
   }
 
-  TEST_CASE("a view that cannot be taken says why, and holds nothing") {
+  TEST_CASE("a refused view reports the reason, and holds nothing") {
     bytes state(128);
     bytes other(128);
     cow_range one(state, {}, {.page_bytes = 64, .max_snapshots = 1}, "weights");
@@ -374,7 +373,7 @@ TEST_SUITE("cow_state_view") {
     CHECK(two.live() == 0);
   }
 
-  TEST_CASE("bytes that no place has, and places that no range has, are refused with their numbers") {
+  TEST_CASE("bytes outside every place, and places outside every range, are refused with their numbers") {
     bytes state(128);
     cow_range range(state, {}, {.page_bytes = 64});
     const std::array<cow_range*, 1> ranges{&range};
@@ -406,7 +405,7 @@ TEST_SUITE("cow_state_view") {
           "source 0, which has 128");
   }
 
-  TEST_CASE("a snapshot that was skipped holds no pages") {
+  TEST_CASE("a skipped snapshot holds no pages") {
     cow_world w(5, 0, 10);
     simulated_storage storage;
     stuck_coordinator coordinator(storage);

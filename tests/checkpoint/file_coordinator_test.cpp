@@ -227,7 +227,7 @@ TEST_SUITE("file_coordinator") {
     }
   }
 
-  TEST_CASE("ranks find each other in any order of coming and looking") {
+  TEST_CASE("ranks find each other in any order of arrivals and looks") {
     for (const auto seed : seeds(300, 60)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -295,7 +295,7 @@ TEST_SUITE("file_coordinator") {
           "rank 0 has not begun a session with this process, but a session with others exists");
   }
 
-  TEST_CASE("a session that an earlier run has left is not joined") {
+  TEST_CASE("no rank joins a session that an earlier run has left") {
     simulated_storage storage(tiny());
     {
       ranks all(storage, 2);
@@ -314,7 +314,9 @@ TEST_SUITE("file_coordinator") {
   }
 
   // The proof, as that of checkpoint_folder: two ranks, cut off at every call of either.
-  TEST_CASE("after any crash, what a rank has acknowledged is there, whole, with the bytes of all ranks") {
+  TEST_CASE(
+      "after any crash, a checkpoint that a rank has acknowledged is there, complete, with the bytes of all "
+      "ranks") {
     for (const int how : {0, 1, 2}) {
       const bool is_first = how == 1;
       const bool renames = how != 2;
@@ -349,7 +351,7 @@ TEST_SUITE("file_coordinator") {
     }
   }
 
-  TEST_CASE("after any crash the ranks come together again, and nothing of the run before is left") {
+  TEST_CASE("after any crash the ranks meet again, and nothing of the earlier run is left") {
     const simulated_storage start = settled(two, {10, 20}, tiny());
     acknowledged told;
     const auto sweep = sweep_power_cuts(
@@ -465,7 +467,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(all[2].abandon(draft, "the folder is not there") == "");  // it is over
   }
 
-  TEST_CASE("a stop comes before rank 0's decision or after it, never in between") {
+  TEST_CASE("a stop takes effect before rank 0's decision or after it, never in between") {
     simulated_storage storage(tiny());
     ranks all(storage, 2);
     all.join();
@@ -488,7 +490,7 @@ TEST_SUITE("file_coordinator") {
     all.save(two, 40, told);
   }
 
-  TEST_CASE("a stop while rank 0 is about to decide comes first, and nothing is committed") {
+  TEST_CASE("a stop just before rank 0's decision comes first, and nothing is committed") {
     simulated_storage storage(tiny());
     std::function<void()> before_rename = [] {};
     both_voted voted(storage, [&](storage_call what, const std::string&) {
@@ -598,7 +600,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(all[1].try_conclude(draft));
   }
 
-  TEST_CASE("a false vote is refused, and all learn what was wrong") {
+  TEST_CASE("a false vote is refused, and all ranks learn what was wrong") {
     struct lie {
       std::function<void(checkpoint_manifest&, simulated_storage&, const std::string&)> tell;
       std::string text;
@@ -642,7 +644,7 @@ TEST_SUITE("file_coordinator") {
     }
   }
 
-  TEST_CASE("wrong checksums that rank 0 was not asked to look for are found before the checkpoint is used") {
+  TEST_CASE("wrong checksums that rank 0 did not have to verify are found before the checkpoint is used") {
     simulated_storage storage(tiny());
     ranks all(storage, 2);
     all.join();
@@ -657,7 +659,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(newest(storage) == 10);
   }
 
-  TEST_CASE("a part that is not this rank's, or not of the draft, is no vote") {
+  TEST_CASE("a part of another rank, or of another draft, is not a vote") {
     simulated_storage storage(tiny());
     ranks all(storage, 2);
     all.join();
@@ -691,7 +693,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(all[0].try_conclude(draft));
   }
 
-  TEST_CASE("half a message, or one with a turned bit, does not count") {
+  TEST_CASE("half a message, or one with a flipped bit, does not count") {
     const detail::rank_message message{"vote", {0, 7, ~std::uint64_t{0}}, "two\nlines"};
     const std::string text = detail::to_text(message);
     REQUIRE(detail::read_rank_message(text));
@@ -717,7 +719,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(told_in(storage, "vote").empty());
   }
 
-  TEST_CASE("a message that cannot be written whole, or synced, has no name") {
+  TEST_CASE("a message gets its name only once it is completely written and synced") {
     for (const auto call : {storage_call::reserve, storage_call::write, storage_call::sync}) {
       for (const bool renames : {true, false}) {
         simulated_storage storage(tiny(renames));
@@ -735,7 +737,7 @@ TEST_SUITE("file_coordinator") {
   }
 
   TEST_CASE(
-      "whichever call fails, no rank reports a missing checkpoint as committed, or an existing one as lost") {
+      "if any call fails, no rank reports a missing checkpoint as committed, or an existing one as lost") {
     const simulated_storage start = settled(two, {10}, tiny());
     for (const auto what : {storage_fault::kind::refused, storage_fault::kind::reported}) {
       bool ended = false;
@@ -795,7 +797,7 @@ TEST_SUITE("file_coordinator") {
     }
   }
 
-  TEST_CASE("ranks that are not at the same step say so at once") {
+  TEST_CASE("ranks at different steps report that at once") {
     simulated_storage storage(tiny());
     ranks all(storage, 2);
     all.join();
@@ -827,7 +829,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(all[1].try_begin(70));
   }
 
-  TEST_CASE("a rank that somebody has, or that cannot be, is refused") {
+  TEST_CASE("a rank that another process has, or an impossible one, is refused") {
     simulated_storage storage(tiny());
     CHECK_THROWS_WITH_AS(session(storage, {.rank = 2, .world = 2}), "rank_session: rank 2 of 2",
                          argument_error);
@@ -1012,7 +1014,7 @@ TEST_SUITE("file_coordinator") {
     CHECK(newest(storage) == 10);
   }
 
-  TEST_CASE("a draft that is over, and may be a checkpoint by now, is not abandoned") {
+  TEST_CASE("a finished draft, which may be a checkpoint by now, is not abandoned") {
     for (const bool renames : {true, false}) {
       simulated_storage storage(tiny(renames));
       ranks all(storage, 2);

@@ -45,7 +45,7 @@ TEST_SUITE("files that one process has alone") {
     const file_space<> next(path, {.budget = 1 << 20});
   }
 
-  TEST_CASE("by the caller's word, and of a device, several may have it") {
+  TEST_CASE("several objects may open a path if the caller allows it, or if it is a device") {
     const temporary_folder folder;
     const file_options shared{.locks = file_locks::caller};
     const file_space<> first(folder.file("tier"), {.budget = 1 << 20, .file = shared});

@@ -159,7 +159,7 @@ void check_against_definition(std::span<const state_tensor> tensors, const file_
 }  // namespace
 
 TEST_SUITE("file plan") {
-  TEST_CASE("every byte of every file is its head's or exactly one tensor's") {
+  TEST_CASE("every byte of every file belongs to its head or to exactly one tensor") {
     for (const auto seed : seeds(300)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -188,7 +188,7 @@ TEST_SUITE("file plan") {
     }
   }
 
-  TEST_CASE("one shard is called as Hugging Face calls it, and has no index") {
+  TEST_CASE("a single shard has the name of Hugging Face's tools, and no index") {
     const std::vector<state_tensor> tensors{tensor("w", {4}, safetensors_type::f32), tensor("b", {2})};
     const file_plan plan = plan_files(tensors, {});
     CHECK(names_of(plan) == std::vector<std::string>{"model.safetensors"});
@@ -230,7 +230,7 @@ TEST_SUITE("file plan") {
     CHECK(plan_files(tensors, {.max_shard_bytes = 0}).files.size() == 7);
   }
 
-  TEST_CASE("groups have files of their own, and ranks of several theirs") {
+  TEST_CASE("each group has its own files, and each of several ranks its own") {
     std::vector<state_tensor> tensors{tensor("w", {60}), tensor("m", {60}), tensor("v", {60})};
     tensors[1].group = tensors[2].group = "optimizer";
     CHECK(names_of(plan_files(tensors, {.max_shard_bytes = 100})) ==
@@ -243,7 +243,7 @@ TEST_SUITE("file plan") {
                                    "optimizer-rank-00003-of-00016-00002-of-00002.safetensors"});
   }
 
-  TEST_CASE("a part has a shape of its own, and the file says which part it is") {
+  TEST_CASE("a part has its own shape, and the file describes the part") {
     const auto of_part = [](std::vector<std::uint64_t> shape, element_runs part) {
       state_tensor made = tensor("w", std::move(shape), safetensors_type::f32);
       made.part = part;
@@ -314,7 +314,7 @@ TEST_SUITE("file plan") {
     CHECK(refusal_of({part}) == "file plan: tensor \"q\": 3 elements of 4 bits do not fill whole bytes");
   }
 
-  TEST_CASE("what cannot be planned is refused by name") {
+  TEST_CASE("an impossible plan is refused by name") {
     const state_tensor fine = tensor("w", {4});
     const auto changed = [&](auto change) {
       state_tensor made = fine;
@@ -360,7 +360,7 @@ TEST_SUITE("file plan") {
           "safetensors: tensor \"v\" has a shape whose bytes pass 2^63 - 1, or are not a whole number");
   }
 
-  TEST_CASE("groups whose files would have one name are refused when they are planned") {
+  TEST_CASE("groups whose files would have the same name are refused when they are planned") {
     std::vector<state_tensor> tensors{tensor("a", {60}), tensor("b", {60}), tensor("c", {1})};
     tensors[2].group = "model-00002-of-00002";
     CHECK(refusal_of(tensors, {.max_shard_bytes = 100}) ==
@@ -368,7 +368,7 @@ TEST_SUITE("file plan") {
     CHECK(refusal_of(tensors, {.max_shard_bytes = 1000}) == "taken");
   }
 
-  TEST_CASE("extras are U8 tensors of a file of their own, whole in its head") {
+  TEST_CASE("extras are U8 tensors of their own file, completely in its head") {
     const std::vector<checkpoint_extra> extras{
         {"seed", {std::byte{1}, std::byte{0}, std::byte{255}}}, {"nothing", {}}, {"a", {std::byte{7}}}};
     const file_plan plan = plan_extras(extras, {.data_alignment = 64, .rank = 3, .world = 4});

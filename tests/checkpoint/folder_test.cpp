@@ -69,7 +69,7 @@ std::vector<std::string> names_in(simulated_storage& storage) {
 }  // namespace
 
 TEST_SUITE("checkpoint_folder") {
-  TEST_CASE("a checkpoint is found with the bytes that were saved") {
+  TEST_CASE("a search finds a checkpoint with the saved bytes") {
     const checkpoint_world world{.ranks = 3, .files = 2, .file_bytes = 1000, .write_bytes = 300};
     simulated_storage storage;
     acknowledged told;
@@ -87,7 +87,9 @@ TEST_SUITE("checkpoint_folder") {
 
   // The proof: two ranks with two files each, a first checkpoint, and a third with a second and an older one
   // there, cut off at every call, and after each cut every state that a device could be in.
-  TEST_CASE("after any crash, what was acknowledged is there, whole, and all that has its name is whole") {
+  TEST_CASE(
+      "after any crash, acknowledged checkpoints are complete, and so is every folder with a checkpoint's "
+      "name") {
     const checkpoint_world world;
     for (const bool renames : {true, false}) {
       for (const bool is_first : {true, false}) {
@@ -122,7 +124,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("after any crash the folder can be used further, and what was left behind no longer exists") {
+  TEST_CASE("after any crash the folder can be used further, and remains are removed") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     const simulated_storage start = settled(world, {10, 20}, tiny());
     acknowledged told;
@@ -144,7 +146,7 @@ TEST_SUITE("checkpoint_folder") {
   }
 
   // A second crash, in the run that goes on after the first.
-  TEST_CASE("a crash while the folder is put in order again loses nothing") {
+  TEST_CASE("a crash during the cleanup after a crash loses nothing") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage torn = settled(world, {10, 20}, tiny());
     torn.cut_power_at(torn.calls() + 16);
@@ -169,7 +171,7 @@ TEST_SUITE("checkpoint_folder") {
         crash_limits{.exhaustive_up_to = 8, .samples = 16, .seed = 1, .tears = 1});
   }
 
-  TEST_CASE("a call that fails leaves no checkpoint of its step, and all that were there") {
+  TEST_CASE("a failed call leaves no checkpoint of its step, and all earlier ones") {
     const checkpoint_world world{.ranks = 1, .files = 2};
     for (const bool renames : {true, false}) {
       const simulated_storage start = settled(world, {10, 20}, tiny(renames));
@@ -224,7 +226,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("a rename that was done is a commit, regardless of its report") {
+  TEST_CASE("a completed rename is a commit, regardless of its report") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
@@ -273,7 +275,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(list_checkpoints(storage).size() == 3);
   }
 
-  TEST_CASE("a draft that somebody took away is no commit") {
+  TEST_CASE("a draft that another process removed is not a commit") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     const auto takes_it = [&](storage_call what, const std::string& from) {
@@ -289,7 +291,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(list_checkpoints(storage).empty());
   }
 
-  TEST_CASE("a checkpoint whose durability is uncertain does not count as one that stays") {
+  TEST_CASE("a checkpoint of uncertain durability does not count as a kept one") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
@@ -310,7 +312,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(folder.tidy(keep_last_and_every{.last = 1}) == std::vector<checkpoint_id>{{10, 1}});
   }
 
-  TEST_CASE("a second writer is refused, and one whose lock was taken away commits nothing") {
+  TEST_CASE("a second writer is refused, and one that lost its lock commits nothing") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
@@ -375,7 +377,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("the last few stay, every so many steps one permanently, and never fewer than two") {
+  TEST_CASE("the last few checkpoints stay, and one every so many steps permanently, always at least two") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
@@ -391,7 +393,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(list_checkpoints(storage).size() == 2);
   }
 
-  TEST_CASE("one that is damaged does not count, and is not removed") {
+  TEST_CASE("a damaged checkpoint does not count, and is not removed") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
@@ -406,7 +408,7 @@ TEST_SUITE("checkpoint_folder") {
           "simulated/step-0000000030-g00000003/MANIFEST.json: its checksum is wrong: it is damaged");
   }
 
-  TEST_CASE("while a manifest cannot be read, nothing goes that it may refer to") {
+  TEST_CASE("while a manifest is unreadable, no checkpoint is removed that it may refer to") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     for (const int number : {EMFILE, EIO}) {
       simulated_storage storage;
@@ -440,7 +442,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("what a checkpoint refers to stays also while one of its own files cannot be opened") {
+  TEST_CASE("a checkpoint's references stay even while one of its own files cannot be opened") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     random_numbers random(5);
@@ -463,7 +465,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK_NOTHROW(open_checkpoint(storage, {1000, 2}, verification::checksums));
   }
 
-  TEST_CASE("going back to an earlier step makes the newest checkpoint one of that step") {
+  TEST_CASE("after a return to an earlier step, the newest checkpoint is one of that step") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
@@ -472,7 +474,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(find_checkpoint(storage).found->id == checkpoint_id{10, 3});
   }
 
-  TEST_CASE("no generation is used twice, for any left-overs of a crash") {
+  TEST_CASE("no generation is used twice, for any remains of a crash") {
     simulated_storage storage;
     storage.make_folder(".tmp-step-0000000010-g00000007-12345");
     storage.make_folder(".trash-step-0000000010-g00000004");
@@ -484,7 +486,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(names_in(storage).front() != ".trash-step-0000000010-g00000004");
   }
 
-  TEST_CASE("a draft takes the given generation, unless anything of that exists") {
+  TEST_CASE("a draft takes the given generation, unless anything with that generation exists") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     for (const bool renames : {true, false}) {
       CAPTURE(renames);
@@ -512,7 +514,7 @@ TEST_SUITE("checkpoint_folder") {
     }
   }
 
-  TEST_CASE("a draft that could not be removed blocks no save once it can be") {
+  TEST_CASE("a draft that could not be removed no longer blocks a save once it can be") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     for (const bool renames : {true, false}) {
       CAPTURE(renames);
@@ -544,7 +546,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(folder.begin(20).id.generation == 43);
   }
 
-  TEST_CASE("what is held stays, until it is held no more") {
+  TEST_CASE("a held checkpoint stays until its hold ends") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     checkpoint_folder folder(storage);
@@ -558,7 +560,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(folder.tidy(keep_last_and_every{}) == std::vector<checkpoint_id>{{10, 1}});
   }
 
-  TEST_CASE("after the last generation there is none, instead of the first again") {
+  TEST_CASE("after the last generation a save is refused, instead of starting again at the first") {
     simulated_storage storage;
     storage.make_folder("step-0000000001-g18446744073709551615");
     checkpoint_folder folder(storage);
@@ -568,7 +570,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(storage.folders() == std::vector<std::string>{"step-0000000001-g18446744073709551615"});
   }
 
-  TEST_CASE("where the manifest comes last, drafts that a crash left go when the folder is opened") {
+  TEST_CASE("if the manifest comes last, drafts that a crash left are removed when the folder is opened") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage(tiny(false));
     {
@@ -582,7 +584,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(folder.generation() == 2);
   }
 
-  TEST_CASE("what is in the way of LATEST is in the way of nothing else") {
+  TEST_CASE("an obstacle to LATEST blocks nothing else") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     storage.make_folder("LATEST");
@@ -594,7 +596,7 @@ TEST_SUITE("checkpoint_folder") {
     CHECK(list_checkpoints(storage).size() == 2);
   }
 
-  TEST_CASE("a left-over that cannot be removed prevents no commit") {
+  TEST_CASE("remains that cannot be removed prevent no commit") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage;
     storage.make_folder(".tmp-step-0000000010-g00000001-1");
@@ -613,7 +615,7 @@ TEST_SUITE("checkpoint_folder") {
           "checkpoint_folder: a manifest of step 10, generation 1 for the draft of step 20, generation 1");
   }
 
-  TEST_CASE("a folder that cannot be written to is refused with what the system says") {
+  TEST_CASE("an unwritable folder is refused with the system's reason") {
     simulated_storage storage;
     storage.set_faults(
         {{.call = {}, .first = 1, .every = 1, .count = storage_fault::forever, .number = EROFS}});

@@ -60,7 +60,7 @@ TEST_SUITE("checkpoint_folder, in trouble") {
     }
   }
 
-  TEST_CASE("where the manifest goes first, too") {
+  TEST_CASE("one failing removal is reported and all others succeed, also if the manifest is removed first") {
     simulated_storage_options options;
     options.rename_allowed = false;
     simulated_storage storage(options);
@@ -78,7 +78,7 @@ TEST_SUITE("checkpoint_folder, in trouble") {
     CHECK(text_of_file(storage, "LATEST") == folder_name({50, 5}) + "\n");
   }
 
-  TEST_CASE("a file that cannot be removed keeps no other, and goes once it can") {
+  TEST_CASE("a file that cannot be removed blocks no other, and is removed once it can be") {
     simulated_storage storage;
     bool is_pinned = true;
     const std::string pinned = ".trash-" + folder_name({10, 1}) + "/rank0-0.bin";
@@ -102,7 +102,7 @@ TEST_SUITE("checkpoint_folder, in trouble") {
     CHECK_FALSE(is_in(storage.folders(), ".trash-" + folder_name({10, 1})));
   }
 
-  TEST_CASE("many troubles are counted, not listed") {
+  TEST_CASE("many problems are counted, not listed") {
     simulated_storage storage;
     const auto refuse = [&](storage_call what, const std::string& path) {
       if (what == storage_call::rename && path.starts_with("step-")) throw storage_error(what, path, EPERM);
@@ -114,7 +114,7 @@ TEST_SUITE("checkpoint_folder, in trouble") {
     CHECK(text_of([&] { static_cast<void>(folder.tidy(two)); }).ends_with("; and 3 more like it"));
   }
 
-  TEST_CASE("while names may not last, their files stay") {
+  TEST_CASE("files stay as long as the removal of their names is not durable") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     for (std::uint64_t step = 10; step <= 30; step += 10)
@@ -129,7 +129,7 @@ TEST_SUITE("checkpoint_folder, in trouble") {
 }
 
 TEST_SUITE("checkpoint_folder, whose lock was removed") {
-  TEST_CASE("the save under way fails, the next one commits, and keeps others out") {
+  TEST_CASE("after a lost lock the save in progress fails, and the next one commits and keeps others out") {
     for (const bool renames : {true, false}) {
       simulated_storage_options options;
       options.rename_allowed = renames;
@@ -148,7 +148,7 @@ TEST_SUITE("checkpoint_folder, whose lock was removed") {
     }
   }
 
-  TEST_CASE("a process that took over and ended is no reason to stop, until it has committed") {
+  TEST_CASE("a process that took over and ended stops this one only if it has committed") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     save_step(folder, small, 10);

@@ -104,7 +104,7 @@ TEST_SUITE("checkpoint_hold") {
     CHECK(gone > 3);
   }
 
-  TEST_CASE("a hold ends with its process, and what is left of it is removed") {
+  TEST_CASE("a hold ends with its process, and its remains are removed") {
     const temporary_folder folder;
     posix_storage<> storage(folder.file("run"));
     checkpoint_folder run(storage);

@@ -184,7 +184,7 @@ found_checkpoint save(Checkpointer& saves, simulated_storage& storage, std::uint
 }  // namespace
 
 TEST_SUITE("incremental saves") {
-  TEST_CASE("each kept checkpoint has the state of its moment, for any changes in between") {
+  TEST_CASE("each kept checkpoint has the state of its moment, for any changes between saves") {
     for (const auto seed : seeds_within(30, 8)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -234,8 +234,7 @@ TEST_SUITE("incremental saves") {
     }
   }
 
-  TEST_CASE(
-      "a chunk that did not change is not written, and where the view detects_changes, not even copied") {
+  TEST_CASE("an unchanged chunk is not written, nor even copied if the view detects changes") {
     state of({chunk * 40, chunk * 7 + 5});
     of.set_all(3);
     const auto run = [&]<class Traits>(std::type_identity<Traits>, auto view) {
@@ -284,7 +283,7 @@ TEST_SUITE("incremental saves") {
     run(std::type_identity<telling_traits>(), [&] { return telling_view(of); });
   }
 
-  TEST_CASE("where everything changed the files are plain, so that every tool reads them") {
+  TEST_CASE("if everything changed, the files are plain, so that every tool reads them") {
     state of({1000, 500});
     simulated_storage storage;
     solo_coordinator coordinator(storage);
@@ -302,7 +301,7 @@ TEST_SUITE("incremental saves") {
     }
   }
 
-  TEST_CASE("where nothing can be renamed they are saved as well, also when everything changed") {
+  TEST_CASE("saves also work if files cannot be renamed, even if everything changed") {
     state of({1000, 500});
     simulated_storage_options options;
     options.rename_allowed = false;
@@ -317,7 +316,7 @@ TEST_SUITE("incremental saves") {
     CHECK(saves.stats().failed == 0);
   }
 
-  TEST_CASE("retention keeps what is referred to, until nothing refers to it") {
+  TEST_CASE("retention keeps a checkpoint until no other refers to it") {
     state of({chunk * 20});
     simulated_storage storage;
     solo_coordinator coordinator(storage, keep_last_and_every{.last = 2});
@@ -380,7 +379,7 @@ TEST_SUITE("incremental saves") {
     CHECK(search.skipped[0].why.find(file + ": bytes 4352 to 4480 are damaged") != std::string::npos);
   }
 
-  TEST_CASE("whichever call fails, once or permanently, what is reported committed is complete") {
+  TEST_CASE("if any call fails, once or permanently, every checkpoint reported as committed is complete") {
     for (const bool sticky : {false, true}) {
       for (std::uint64_t at = 1; at < 90; ++at) {
         CAPTURE(at);
@@ -413,7 +412,8 @@ TEST_SUITE("incremental saves") {
     }
   }
 
-  TEST_CASE("the power may go at any call: what was acknowledged is there, with all that it refers to") {
+  TEST_CASE(
+      "if the power fails at any call, acknowledged checkpoints are there with all that they refer to") {
     state of({chunk * 3, chunk + 9});
     // Where a sanitizer watches, one that refers to another is enough.
     const std::uint64_t steps = llmmem_tests::is_watched ? 2 : 4;
@@ -488,7 +488,7 @@ TEST_SUITE("incremental saves") {
     CHECK(compare(storage, last, of.tensors, of.bytes) == "");
   }
 
-  TEST_CASE("ranks that share a folder save what changed of theirs") {
+  TEST_CASE("ranks that share a folder save their own changes") {
     const temporary_folder folder;
     state zero({chunk * 30});
     state one({chunk * 30});
@@ -527,7 +527,7 @@ TEST_SUITE("incremental saves") {
     CHECK(compare(storage, *search.found, one.tensors, one.bytes) == "");
   }
 
-  TEST_CASE("chunks of one stored file that do not follow each other there are two runs") {
+  TEST_CASE("chunks that are not consecutive in a stored file are two runs") {
     checkpoint_manifest part;
     checkpoint_file file;
     llmmem::detail::run_list runs(part, file);
@@ -538,7 +538,7 @@ TEST_SUITE("incremental saves") {
     CHECK(file.runs == std::vector<chunk_run>{{0, 2, 0, 0}, {2, 1, 0, 3}, {3, 1, 0, 2}});
   }
 
-  TEST_CASE("without a way to detect changes it is refused") {
+  TEST_CASE("an incremental save without a way to detect changes is refused") {
     struct traits : checkpointer_traits {
       using storage_type = simulated_storage;
       using coordinator_type = solo_coordinator<simulated_storage>;

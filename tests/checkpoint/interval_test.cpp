@@ -108,7 +108,7 @@ TEST_CASE("square root and exponential are those of the standard library, also i
   CHECK(detail::exp_minus_one(1e4) == never_s);
 }
 
-TEST_CASE("Daly's interval is the one of his three published examples") {
+TEST_CASE("Daly's interval matches his three published examples") {
   // Daly 2006, figures 3 to 5: a save of 5 minutes; the paper prints 117, 57 and 9.1 minutes.
   CHECK(std::round(daly_interval(300, 24 * hour) / 60) == 117);
   CHECK(std::round(daly_interval(300, 6 * hour) / 60) == 57);
@@ -132,8 +132,7 @@ TEST_CASE("the availability-optimal period maximises the availability that it pr
   }
 }
 
-TEST_CASE(
-    "the expected availability is what many failures give, and Daly's interval is where it is largest") {
+TEST_CASE("the expected availability is that of many simulated failures, and largest at Daly's interval") {
   for (const auto seed : seeds(30)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -199,7 +198,7 @@ TEST_CASE("a tuner that expects far too few failures learns from them and ends w
   }
 }
 
-TEST_CASE("the cap and the time until durable are kept, and nothing else makes an interval longer") {
+TEST_CASE("the interval respects the cap and the time until durable, and nothing else makes it longer") {
   for (const auto seed : seeds(2000)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -241,7 +240,7 @@ TEST_CASE("the cap and the time until durable are kept, and nothing else makes a
   }
 }
 
-TEST_CASE("CheckFreq's cap of 3.5 % is kept while steps and saves vary as they are measured") {
+TEST_CASE("saves stay within CheckFreq's cap of 3.5 % while steps and saves vary as measured") {
   random_numbers random(3);
   interval_tuner tuner({.step_s = 100, .stall_s = 0.01, .durable_s = 1, .mtbf_s = 300});
   double work = 0;
@@ -265,7 +264,7 @@ TEST_CASE("CheckFreq's cap of 3.5 % is kept while steps and saves vary as they a
   CHECK(stalled / work > 0.025);
 }
 
-TEST_CASE("a save without cost happens at every step, and a run that never fails is never saved") {
+TEST_CASE("free saves happen at every step, and a run that never fails is never saved") {
   CHECK(young_interval(0, 100) == 0);
   CHECK(daly_interval(0, 100) == 0);
   CHECK(availability_period(0, 100, 5) == 0);
@@ -301,7 +300,7 @@ TEST_CASE("a save without cost happens at every step, and a run that never fails
   CHECK(at_once.interval().steps == 29);  // the cap alone
 }
 
-TEST_CASE("a tuner goes by guesses until it has measured, and then by what it measured") {
+TEST_CASE("a tuner uses its assumptions until it has measurements") {
   interval_tuner tuner({.step_s = 100, .stall_s = 50, .durable_s = 1000, .mtbf_s = 1000, .overhead_cap = 1});
   tuner.observe_step(0);
   CHECK(tuner.step_s() == 100);

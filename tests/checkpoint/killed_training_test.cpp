@@ -108,7 +108,7 @@ std::string text_of_file(const std::string& path) {
 }  // namespace
 
 TEST_SUITE("a training run in a file, killed and resumed") {
-  TEST_CASE("killed at random moments, it ends with the bytes of a run that nothing killed") {
+  TEST_CASE("a run killed at random moments ends with the bytes of an undisturbed run") {
     const temporary_folder folder;
     training_run run{.tier = folder.file("tier"),
                      .checkpoints = folder.file("whole"),

@@ -62,7 +62,7 @@ struct tensor_memory {
 }  // namespace
 
 TEST_SUITE("load_checkpoint, of many tensors") {
-  TEST_CASE("each chunk looks at the copies in it, and at no others") {
+  TEST_CASE("each chunk checks only the copies in it") {
     for (const std::uint32_t count : {500U, 2000U}) {
       many_tensors of(count);
       tensor_memory memory(of);
@@ -97,7 +97,7 @@ TEST_SUITE("load_checkpoint, of many tensors") {
     CHECK(got[1] == part_of(values[0], column, 8));
   }
 
-  TEST_CASE("a loader loads again and again, and reads a header once") {
+  TEST_CASE("a loader loads repeatedly, and reads each header once") {
     many_tensors of(300);
     checkpoint_loader loader(of.storage, of.found, {.verify = verification::sizes});
     std::uint64_t first_bytes = 0;
@@ -117,7 +117,7 @@ TEST_SUITE("load_checkpoint, of many tensors") {
           }).ends_with("\"layer.7\" is not in this checkpoint"));
   }
 
-  TEST_CASE("the sink is called by the caller's thread alone, however many read") {
+  TEST_CASE("only the caller's thread calls the sink, regardless of the number of readers") {
     many_tensors of(400);
     for (const verification how : {verification::checksums, verification::sizes}) {
       for (const std::uint32_t readers : {1U, 2U, 7U}) {
@@ -136,7 +136,7 @@ TEST_SUITE("load_checkpoint, of many tensors") {
     }
   }
 
-  TEST_CASE("by the caller's word all readers call it") {
+  TEST_CASE("all readers call the sink if the caller allows it") {
     many_tensors of(400);
     tensor_memory memory(of);
     std::atomic<std::uint64_t> calls{0};
@@ -150,7 +150,7 @@ TEST_SUITE("load_checkpoint, of many tensors") {
     CHECK(calls.load() >= 400);
   }
 
-  TEST_CASE("what the sink throws comes out, and what a reader finds damaged does") {
+  TEST_CASE("exceptions of the sink and damage found by readers reach the caller") {
     many_tensors of(400);
     for (const sink_calls sink : {sink_calls::by_caller, sink_calls::by_readers}) {
       std::atomic<std::uint64_t> calls{0};
@@ -170,7 +170,7 @@ TEST_SUITE("load_checkpoint, of many tensors") {
 }
 
 TEST_SUITE("plan_files, of many groups") {
-  TEST_CASE("each tensor is in the file of its group, and files come in the order of first tensors") {
+  TEST_CASE("each tensor is in its group's file, and the files are in the order of their first tensors") {
     std::vector<state_tensor> tensors;
     for (std::uint32_t i = 0; i < 300; ++i)
       tensors.push_back({.name = "t" + std::to_string(i),
@@ -188,7 +188,7 @@ TEST_SUITE("plan_files, of many groups") {
       CHECK(plan.files[i].name == tensors[i].group + ".safetensors");
   }
 
-  TEST_CASE("a header that would be too long for readers is two files") {
+  TEST_CASE("a header that would be too long for readers is split into two files") {
     for (const bool has_part : {false, true}) {
       std::vector<state_tensor> tensors;
       for (std::uint32_t i = 0; i < 200; ++i) {

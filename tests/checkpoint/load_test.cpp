@@ -191,7 +191,7 @@ std::string safetensors_file(const std::string& json, std::size_t data) {
 }  // namespace
 
 TEST_SUITE("load_checkpoint") {
-  TEST_CASE("any parts of what any parts were saved in are the elements of the whole") {
+  TEST_CASE("any loaded parts of any saved parts have the elements of the whole") {
     std::uint64_t copies = 0;
     for (const auto seed : seeds(250)) {
       CAPTURE(seed);
@@ -265,7 +265,7 @@ TEST_SUITE("load_checkpoint") {
     MESSAGE(copies << " files were read");
   }
 
-  TEST_CASE("whole tensors come with any number of readers, none asked for too") {
+  TEST_CASE("whole tensors are loaded with any number of readers, also without requested tensors") {
     small_state state;
     for (const verification how : {verification::sizes, verification::checksums}) {
       for (std::uint32_t readers = 0; readers <= 4; ++readers)
@@ -273,7 +273,7 @@ TEST_SUITE("load_checkpoint") {
     }
   }
 
-  TEST_CASE("sizes reads no byte that is not wanted, but for headers; checksums whole chunks") {
+  TEST_CASE("with sizes only wanted bytes and headers are read, with checksums whole chunks") {
     small_state state(32);
     const found_checkpoint from = state.found();
     const std::vector<wanted_tensor> wanted{{.name = "w", .part = element_runs::flat_range(0, 1)}};
@@ -294,7 +294,8 @@ TEST_SUITE("load_checkpoint") {
     CHECK(sums.read_bytes == (header + 31) / 32 * 32 + 32);
   }
 
-  TEST_CASE("a bit turned in any byte of any file is refused or was not asked for, and never wrong data") {
+  TEST_CASE(
+      "a flipped bit in any byte of any file is refused or outside the request, and never gives wrong data") {
     small_state state;
     const found_checkpoint from = state.found();
     std::uint64_t refused = 0;
@@ -342,7 +343,7 @@ TEST_SUITE("load_checkpoint") {
     CHECK(said.ends_with(", but the manifest has " + hex8(from.manifest.files[0].chunks[1])));
   }
 
-  TEST_CASE("files that are cut, that grew or that no longer exist are refused") {
+  TEST_CASE("truncated, extended and missing files are refused") {
     for (const verification how : {verification::sizes, verification::checksums}) {
       small_state state;
       const found_checkpoint from = state.found();
@@ -364,7 +365,7 @@ TEST_SUITE("load_checkpoint") {
     }
   }
 
-  TEST_CASE("what is wanted must be there, of its type and shape") {
+  TEST_CASE("a requested tensor must exist, with its type and shape") {
     small_state state;
     const found_checkpoint from = state.found();
     const auto refusal = [&](wanted_tensor wanted) {
@@ -402,7 +403,7 @@ TEST_SUITE("load_checkpoint") {
               "than the run");
   }
 
-  TEST_CASE("elements that no rank saved are reported, not invented") {
+  TEST_CASE("elements that no rank saved are reported, and not invented") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     const std::vector<std::vector<state_tensor>> ranks{{{.name = "w",
@@ -421,7 +422,7 @@ TEST_SUITE("load_checkpoint") {
         argument_error);
   }
 
-  TEST_CASE("parts of packed types begin and end with bytes") {
+  TEST_CASE("parts of packed types begin and end at bytes") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     const std::vector<state_tensor> tensors{{.name = "q", .type = safetensors_type::f4, .shape = {16}}};
@@ -443,7 +444,7 @@ TEST_SUITE("load_checkpoint") {
     CHECK(got.bytes[0] == part_of(values[0], element_runs::flat_range(6, 4), 4));
   }
 
-  TEST_CASE("a file whose header disagrees with the manifest is refused, also with right checksums") {
+  TEST_CASE("a file whose header contradicts the manifest is refused, even with right checksums") {
     const std::vector<checkpoint_tensor> w{
         {"w", safetensors_type::f32, {2}, {{0, "w", element_runs::all_of(2)}}}};
     const std::string file = "simulated/step-0000000010-g00000001/m.safetensors: ";
@@ -469,7 +470,7 @@ TEST_SUITE("load_checkpoint") {
           file + "a header of 263 bytes in a file of 10");
   }
 
-  TEST_CASE("a manifest whose piece is another tensor, or another file's, gives what is there or nothing") {
+  TEST_CASE("a manifest that names another tensor or file gives its contents or nothing") {
     const std::string json = R"({"w":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})";
     made_by_hand twice(safetensors_file(json, 8),
                        {{"w", safetensors_type::u8, {8}, {{0, "w", element_runs::all_of(8)}}},
@@ -484,7 +485,7 @@ TEST_SUITE("load_checkpoint") {
           }).starts_with("make_reshard: "));
   }
 
-  TEST_CASE("whichever call of the storage fails, loading says so, and works the next time") {
+  TEST_CASE("if any call of the storage fails, the load reports it, and the next one works") {
     for (const verification how : {verification::sizes, verification::checksums}) {
       for (const std::uint32_t readers : {1U, 3U}) {
         small_state state;
@@ -505,7 +506,7 @@ TEST_SUITE("load_checkpoint") {
     }
   }
 
-  TEST_CASE("what the sink throws comes out of loading, when all readers are back") {
+  TEST_CASE("an exception of the sink reaches the caller after all readers have returned") {
     for (const verification how : {verification::sizes, verification::checksums}) {
       for (std::uint32_t readers = 1; readers <= 4; ++readers) {
         small_state state(8);
@@ -523,7 +524,7 @@ TEST_SUITE("load_checkpoint") {
     }
   }
 
-  TEST_CASE("each rank's extras come back, verified") {
+  TEST_CASE("each rank's extras are restored and verified") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     const std::vector<std::vector<state_tensor>> ranks(2);
@@ -544,7 +545,7 @@ TEST_SUITE("load_checkpoint") {
           }).starts_with("simulated/" + file + ": bytes 4096 to 4098 are damaged: "));
   }
 
-  TEST_CASE("an extra that claims to be larger than its file takes no memory for that claim") {
+  TEST_CASE("an extra with a false length takes no memory for it") {
     const std::string json = R"({"rank.0/x":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})";
     const element_runs eight = element_runs::flat_range(0, 8);
     for (const std::vector<checkpoint_piece>& pieces :

@@ -115,7 +115,7 @@ std::string merge_refusal(const checkpoint_manifest& part) {
 }  // namespace
 
 TEST_SUITE("checkpoint manifest") {
-  TEST_CASE("a manifest is read as it was written, and is the JSON that it should be") {
+  TEST_CASE("a manifest survives a round trip, and is the documented JSON") {
     for (const auto seed : seeds(300)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -131,7 +131,7 @@ TEST_SUITE("checkpoint manifest") {
     }
   }
 
-  TEST_CASE("the text is to the byte what it was") {
+  TEST_CASE("the text has not changed by a byte") {
     CHECK(
         to_json(two_halves()) ==
         R"({"format":"llmmem-checkpoint-1","generation":7,"step":1200,"world":2,"chunk_bytes":8,"files":[)"
@@ -149,7 +149,7 @@ TEST_SUITE("checkpoint manifest") {
         "\n");
   }
 
-  TEST_CASE("any byte changed to any other is noticed, and so is any end") {
+  TEST_CASE("any change of any byte is detected, and so is any truncation") {
     for (const auto seed : seeds(3)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -195,7 +195,7 @@ TEST_SUITE("checkpoint manifest") {
           "M: byte 31: its format is \"llmmem-checkpoint-2\", which this version does not know");
   }
 
-  TEST_CASE("what a later version may add does no harm, unless it is nested too deep") {
+  TEST_CASE("additions of a later version are harmless, unless they are nested too deep") {
     ordered_json json = json_of(two_halves());
     json["later"] = {1, -2.5e3, true, nullptr, {{"a", {}}}};
     json["files"][0]["later"] = "x";
@@ -210,7 +210,7 @@ TEST_SUITE("checkpoint manifest") {
   }
 
   // The checksum is no signature: all that follows has the right one.
-  TEST_CASE("without any one member, with one twice, or in another order") {
+  TEST_CASE("a manifest with a missing or repeated member is refused, and other orders are read") {
     const ordered_json whole = json_of(two_halves());
     std::vector<std::string> paths{""};
     all_paths(whole, "", paths);
@@ -315,7 +315,7 @@ TEST_SUITE("checkpoint manifest") {
           }).starts_with("M: tensor \"w\": bytes of it: 4611686018427387904 x 4 exceeds"));
   }
 
-  TEST_CASE("a list of checksums must be one, as long as the file, and give its own") {
+  TEST_CASE("a list of checksums must be valid, as long as the file requires, and give the file's checksum") {
     const std::string file = "M: file \"a.safetensors\": ";
     CHECK(refusal_with([](auto& m) { m.files[0].chunks.pop_back(); }) == file + "2 checksums for 3 chunks");
     CHECK(refusal_with([](auto& m) { m.files[0].chunks.push_back(0); }) == file + "4 checksums for 3 chunks");
@@ -345,7 +345,7 @@ TEST_SUITE("checkpoint manifest") {
     }
   }
 
-  TEST_CASE("runs of chunks are of all chunks of their file, in order, and each in a file that has it") {
+  TEST_CASE("runs cover all chunks of their file, in order, and each is in a file that has it") {
     const auto refused = [](auto change) {
       return refusal_with([&](auto& m) {  // 20 bytes in three chunks, of which the last has four
         m.stored = {{3, 800, "old", 24}, {7, 1200, "new", 4}};
@@ -398,7 +398,7 @@ TEST_SUITE("checkpoint manifest") {
     CHECK(with_runs({0, 3, 4294967296, 0}).ends_with(": a number of more than 32 bits"));
   }
 
-  TEST_CASE("what ranks did not write again stays where it is when their parts are merged") {
+  TEST_CASE("unchanged chunks stay in their files when the ranks' parts are merged") {
     checkpoint_manifest into = two_halves();
     checkpoint_manifest part = into;
     into.files.pop_back();
@@ -416,7 +416,7 @@ TEST_SUITE("checkpoint manifest") {
     CHECK(into.files[1].runs == std::vector<chunk_run>{{0, 1, 2, 0}, {1, 1, 1, 0}});
   }
 
-  TEST_CASE("a file's name that leads elsewhere, or is another's, is refused") {
+  TEST_CASE("a file's name that leads out of the folder, or is repeated, is refused") {
     for (const std::string& name : std::vector<std::string>{
              "", ".", "..", "../x", "a/b", "/etc/passwd", "a/../../b", ".tmp-1", ".hidden", "MANIFEST.json",
              std::string("a\0b", 3), std::string("\0", 1), std::string(256, 'x'), "x/"}) {
@@ -447,7 +447,7 @@ TEST_SUITE("checkpoint manifest") {
               .ends_with(": a string contains a control character"));
   }
 
-  TEST_CASE("tensors and their pieces are of what is there") {
+  TEST_CASE("tensors and their pieces refer to existing files and elements") {
     const std::string w = "M: tensor \"w\": ";
     CHECK(refusal_with([](auto& m) { m.tensors[1].name = "w"; }) == "M: tensor \"w\" occurs twice");
     CHECK(refusal_with([](auto& m) { m.tensors[0].pieces[1].file = 2; }) == w + "a piece in file 2 of 2");
@@ -504,7 +504,7 @@ TEST_SUITE("checkpoint manifest") {
           "M: tensor \"w\": a piece in file 0 of 21 bytes, more than the file has, 20");
   }
 
-  TEST_CASE("a tensor has so many pieces and dimensions and no more") {
+  TEST_CASE("the pieces and dimensions of a tensor are limited") {
     checkpoint_manifest most = two_halves();
     most.tensors[1].pieces.assign(static_cast<std::size_t>(max_checkpoint_pieces), most.tensors[1].pieces[0]);
     most.tensors[1].shape.assign(static_cast<std::size_t>(max_checkpoint_dimensions), 1);
@@ -522,7 +522,7 @@ TEST_SUITE("checkpoint manifest") {
     CHECK(refusal(sealed(json_of(more))).ends_with(": too many dimensions"));
   }
 
-  TEST_CASE("ranks' parts merge into the manifest of all") {
+  TEST_CASE("the ranks' parts merge into the manifest of all ranks") {
     for (const auto seed : seeds(200)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -580,7 +580,7 @@ TEST_SUITE("checkpoint manifest") {
     }
   }
 
-  TEST_CASE("a part that is not of the same checkpoint is refused, and nothing is changed") {
+  TEST_CASE("a part of another checkpoint is refused, and nothing is changed") {
     const auto other = [](auto change) {
       checkpoint_manifest part = two_halves();
       part.files[0].name = "c.safetensors";
@@ -609,7 +609,7 @@ TEST_SUITE("checkpoint manifest") {
           "rank 1: tensor \"b\": a piece in file 4294967294 of 2");
   }
 
-  TEST_CASE("together, ranks' pieces of a tensor are bounded too") {
+  TEST_CASE("the total of the ranks' pieces of a tensor is also limited") {
     checkpoint_manifest into = two_halves();
     into.tensors[1].pieces.assign(static_cast<std::size_t>(max_checkpoint_pieces), into.tensors[1].pieces[0]);
     checkpoint_manifest part = two_halves();

@@ -201,7 +201,8 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(notes.failed.empty());
   }
 
-  TEST_CASE("while the durable storage hangs the training continues, and the newest wins") {
+  TEST_CASE(
+      "while the durable storage hangs, the training continues, and the newest checkpoint is copied next") {
     simulated_storage local(called("local"));
     simulated_storage durable(called("durable"));
     gate stuck;
@@ -239,7 +240,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(what_is_torn(durable, world, commit_method::rename) == "");
   }
 
-  TEST_CASE("what waits to be copied stays, and so does what it takes chunks from") {
+  TEST_CASE("a checkpoint that waits for its copy stays, and so do those it refers to") {
     simulated_storage local(called("local"));
     simulated_storage durable(called("durable"));
     gate stuck;
@@ -267,7 +268,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(steps_in(local) == std::vector<std::uint64_t>{70, 60});
   }
 
-  TEST_CASE("what waits stays also while newer ones cannot be handed over, and is copied") {
+  TEST_CASE("a waiting checkpoint also stays, and is copied, while newer ones cannot be handed over") {
     simulated_storage local(called("local"));
     simulated_storage durable(called("durable"));
     gate stuck;
@@ -316,7 +317,9 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(steps_in(durable) == std::vector<std::uint64_t>{25, 30});
   }
 
-  TEST_CASE("what an ended process has left to copy is copied first, and nothing that is there already") {
+  TEST_CASE(
+      "a checkpoint that an ended process has not copied is copied first, and existing copies are not "
+      "repeated") {
     simulated_storage local(called("local"));
     simulated_storage durable(called("durable"));
     {
@@ -441,7 +444,7 @@ TEST_SUITE("mirrored_coordinator") {
     }
   }
 
-  TEST_CASE("a copy that fails is tried again, as often as is said, and not when a newer one waits") {
+  TEST_CASE("a failed copy is tried again, as often as configured, and not if a newer one waits") {
     for (const std::uint32_t attempts : {1U, 2U, 4U}) {
       mirrored_run w({.buffer_bytes = 20, .attempts = attempts, .retry_after_ns = 0});
       w.durable.set_faults({storage_fault{.call = storage_call::create, .every = 1, .count = 3}});
@@ -469,7 +472,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(steps_in(w.durable) == std::vector<std::uint64_t>{20});
   }
 
-  TEST_CASE("a copy is tried again also where what was left of it could not be removed at once") {
+  TEST_CASE("a copy is tried again even if its remains could not be removed at once") {
     mirrored_run w({.buffer_bytes = 20, .attempts = 3, .retry_after_ns = 0});
     w.durable.set_faults({storage_fault{.call = storage_call::sync_folder},  // of the copy's own folder
                           storage_fault{.call = storage_call::remove}});
@@ -495,7 +498,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(what_is_lost(w.local, world, acknowledged{20}) == "");
   }
 
-  TEST_CASE("a local checkpoint that is damaged is not copied, and the durable one before it stays") {
+  TEST_CASE("a damaged local checkpoint is not copied, and the previous durable one stays") {
     mirrored_run w(thrice);
     save(w.mirror, 10);
     CHECK(w.mirror.wait_copied(1, patience_ns));
@@ -533,7 +536,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(what_is_lost(w.durable, world, acknowledged{10}) == "");
   }
 
-  TEST_CASE("one that failed locally is not copied") {
+  TEST_CASE("a checkpoint that failed locally is not copied") {
     mirrored_run w(at_once);
     const checkpoint_draft draft = w.mirror.begin(10);
     w.local.set_faults({storage_fault{.call = storage_call::rename}});
@@ -546,7 +549,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(w.durable.folders().empty());
   }
 
-  TEST_CASE("at the end waiting checkpoints are copied, or reported as not copied") {
+  TEST_CASE("waiting checkpoints are copied at the end, or reported as not copied") {
     for (const bool finishes : {true, false}) {
       simulated_storage local(called("local"));
       simulated_storage durable(called("durable"));
@@ -603,7 +606,7 @@ TEST_SUITE("mirrored_coordinator") {
     CHECK(notes.copied.empty());
   }
 
-  TEST_CASE("what an observer throws is noted") {
+  TEST_CASE("an exception of an observer is recorded") {
     simulated_storage local(called("local"));
     simulated_storage durable(called("durable"));
     solo_coordinator fast(local);
@@ -623,7 +626,7 @@ TEST_SUITE("mirrored_coordinator") {
     }
   }
 
-  TEST_CASE("a durable folder that cannot be opened is refused at once, with nothing begun") {
+  TEST_CASE("a durable folder that cannot be opened is refused at once, before anything begins") {
     simulated_storage local(called("local"));
     simulated_storage durable(called("durable"));
     solo_coordinator fast(local);
@@ -709,7 +712,7 @@ constexpr crash_limits some_states{.exhaustive_up_to = 4, .samples = 6, .seed = 
 }  // namespace
 
 TEST_SUITE("mirrored_coordinator, power cuts") {
-  TEST_CASE("after a crash of either tier, or both, what was acknowledged is recovered") {
+  TEST_CASE("after a crash of either tier, or both, acknowledged checkpoints are recovered") {
     enum class crash : std::uint8_t { of_local, of_durable, of_both };
     std::uint64_t states = 0;
     std::uint64_t runs = 0;
@@ -766,7 +769,7 @@ TEST_SUITE("mirrored_coordinator, power cuts") {
     CHECK(runs > (llmmem_tests::is_watched ? 100 : 500));
   }
 
-  TEST_CASE("after a crash the run continues, and both tiers come together again") {
+  TEST_CASE("after a crash the run continues, and both tiers agree again") {
     const start_of_tiers start({10, 20, 30}, true);
     for (const bool of_local : {true, false}) {
       bool ended = false;
@@ -843,7 +846,7 @@ tensor_bytes loaded(Storage& storage, const found_checkpoint& from) {
 }  // namespace
 
 TEST_SUITE("mirrored_coordinator, real folders") {
-  TEST_CASE("a checkpointer saves through it, and either folder alone brings the state back") {
+  TEST_CASE("a checkpointer saves through the coordinator, and either folder alone restores the state") {
     const temporary_folder place;
     posix_storage<> local(place.file("local"));
     posix_storage<> durable(place.file("durable"));
@@ -884,7 +887,7 @@ TEST_SUITE("mirrored_coordinator, real folders") {
     CHECK(loaded(durable, *alone.found) == state_at(last));
   }
 
-  TEST_CASE("ranks that share the local folder have one copy, made by rank 0") {
+  TEST_CASE("ranks that share the local folder get one copy, made by rank 0") {
     const temporary_folder place;
     constexpr std::uint32_t ranks = 2;
     std::vector<mirror_stats> stats(ranks);
@@ -928,7 +931,7 @@ TEST_SUITE("mirrored_coordinator, real folders") {
                         *search.found));
   }
 
-  TEST_CASE("a process that is killed while it copies leaves what the next one copies") {
+  TEST_CASE("the next process copies what a killed one has not") {
     for (const int after_ms : {0, 3, 10, 30, 60}) {
       CAPTURE(after_ms);
       const temporary_folder place;

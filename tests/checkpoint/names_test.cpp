@@ -19,7 +19,7 @@ constexpr std::uint64_t largest = ~std::uint64_t{0};
 }  // namespace
 
 TEST_SUITE("checkpoint names") {
-  TEST_CASE("a folder's name is read as the checkpoint that it was made of, and no other byte will do") {
+  TEST_CASE("a folder's name gives its checkpoint, and any other byte is refused") {
     for (const auto seed : seeds(300)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -91,7 +91,7 @@ TEST_SUITE("checkpoint names") {
     }
   }
 
-  TEST_CASE("the generation is known of a checkpoint, of a draft and of one being removed") {
+  TEST_CASE("the generation of a checkpoint, a draft and trash is read from the name") {
     CHECK(generation_in("step-0000001200-g00000042") == 42);
     CHECK(generation_in(".tmp-step-0000001200-g00000042-12345") == 42);
     CHECK(generation_in(".tmp-step-0000001200-g00000042") == 42);
@@ -107,7 +107,7 @@ TEST_SUITE("checkpoint names") {
     }
   }
 
-  TEST_CASE("left over is what begins as such, and nothing else") {
+  TEST_CASE("a name counts as left over by its beginning only") {
     for (const char* name : {".tmp-", ".tmp-step-0000001200-g00000042-1", ".trash-x", ".latest-123",
                              ".probe-123", ".probe-123-renamed"})
       CHECK(is_left_over(name));

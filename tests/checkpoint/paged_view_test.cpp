@@ -152,7 +152,7 @@ TEST_SUITE("paged_state_view") {
     CHECK(waits > 0);
   }
 
-  TEST_CASE("copies of a view share its forks, which go with the last of them") {
+  TEST_CASE("copies of a view share its forks, which end with the last copy") {
     generation w(1, 30);
     w.append(0);
     const std::uint64_t tokens = w.cache.tokens(w.sequences[0]);
@@ -169,7 +169,7 @@ TEST_SUITE("paged_state_view") {
     CHECK(w.cache.stats().sequences == 3);
   }
 
-  TEST_CASE("a view that cannot be taken says why, and leaves no forks") {
+  TEST_CASE("a refused view reports the reason, and leaves no forks") {
     generation w(2, 30, 5);
     CHECK(text_of([&] { static_cast<void>(w.view_now()); }).find("paged_allocator: ") == 0);
     CHECK_THROWS_AS(w.view_now(), out_of_memory);
@@ -188,7 +188,7 @@ TEST_SUITE("paged_state_view") {
     CHECK_THROWS_AS(view(w.cache, two, w.storage, w.rows), handle_error);
   }
 
-  TEST_CASE("bytes that a tensor has not got are refused with their numbers") {
+  TEST_CASE("bytes outside a tensor are refused with their numbers") {
     generation w(3, 30);
     const view of(w.cache, w.sequences, w.storage, 2);
     bytes into(64, std::byte{1});

@@ -164,7 +164,7 @@ void writes_in_any_order(direct_io direct) {
 }  // namespace
 
 TEST_SUITE("posix_storage") {
-  TEST_CASE("what is written in any order is read in any parts") {
+  TEST_CASE("bytes written in any order are read in any parts") {
     for (const direct_io direct : {direct_io::preferred, direct_io::never})
       writes_in_any_order<posix_io>(direct);
 #if defined(LLMMEM_TESTS_URING)
@@ -173,7 +173,7 @@ TEST_SUITE("posix_storage") {
 #endif
   }
 
-  TEST_CASE("create makes a new file only, and an existing one of that name stays as it was") {
+  TEST_CASE("create makes only new files, and an existing one of that name stays as it was") {
     temporary_folder folder;
     const std::string root = std::filesystem::canonical(folder.path()).string();
     posix_storage<> storage(root);
@@ -208,7 +208,7 @@ TEST_SUITE("posix_storage") {
           "done");
   }
 
-  TEST_CASE("replacing takes the place of a file, linking gives it a second name, removing takes one away") {
+  TEST_CASE("replace replaces a file, link gives it a second name, and remove takes one away") {
     temporary_folder folder;
     posix_storage<> storage(folder.path().string());
     write_text(storage, "a", "one");
@@ -232,7 +232,7 @@ TEST_SUITE("posix_storage") {
     CHECK(names_in(storage) == std::vector<std::string>{"d:f"});
   }
 
-  TEST_CASE("each refusal says what could not be done, where, and what the system said") {
+  TEST_CASE("each refusal names the call, the path and the system's reason") {
     temporary_folder folder;
     const std::string root = std::filesystem::canonical(folder.path()).string();
     posix_storage<> storage(root);
@@ -277,7 +277,7 @@ TEST_SUITE("posix_storage") {
     CHECK(content(folder.path() / "file") == "text");
   }
 
-  TEST_CASE("bytes past the end are an error, also when the file was cut since") {
+  TEST_CASE("bytes past the end are an error, also if the file was truncated meanwhile") {
     temporary_folder folder;
     const std::string root = std::filesystem::canonical(folder.path()).string();
     posix_storage<> storage(root);
@@ -301,7 +301,7 @@ TEST_SUITE("posix_storage") {
     CHECK(input.bytes() == 10'000);
   }
 
-  TEST_CASE("links, pipes, sockets and folders are no files, and no call waits for them") {
+  TEST_CASE("links, pipes, sockets and folders are not files, and no call waits for them") {
     temporary_folder folder;
     const std::string root = std::filesystem::canonical(folder.path()).string();
     posix_storage<> storage(root);
@@ -437,7 +437,7 @@ TEST_SUITE("posix_storage") {
     CHECK(::waitpid(child, &status, 0) == child);
   }
 
-  TEST_CASE("removing or replacing a lock's file is noticed, and its contents stay") {
+  TEST_CASE("the removal or replacement of a lock's file is detected, and its contents stay") {
     temporary_folder folder;
     posix_storage<> storage(folder.path().string());
     write_text(storage, "LOCK", "pid 1234");
@@ -460,7 +460,7 @@ TEST_SUITE("posix_storage") {
     CHECK(held->is_held());
   }
 
-  TEST_CASE("missing space is reported when the file is made, and nothing is left") {
+  TEST_CASE("missing space is reported when the file is created, and nothing is left") {
     temporary_folder folder;
     const std::string root = std::filesystem::canonical(folder.path()).string();
     CHECK(in_child([&] {
@@ -525,7 +525,7 @@ TEST_SUITE("posix_storage") {
     CHECK(said.starts_with("ROOT/version: cannot be opened; ROOT/version: direct I/O is required, but "));
   }
 
-  TEST_CASE("a folder that cannot be written to is reported by every call that writes") {
+  TEST_CASE("every writing call reports an unwritable folder") {
     temporary_folder folder;
     if (::geteuid() == 0) {
       MESSAGE("permissions were not tested: root may do anything, but in /proc");
@@ -551,7 +551,7 @@ TEST_SUITE("posix_storage") {
     ::chmod(folder.path().c_str(), 0700);
   }
 
-  TEST_CASE("the folder is made with its parents, or refused where it is not there") {
+  TEST_CASE("the folder is created with its parents, or refused if it does not exist") {
     temporary_folder folder;
     const std::string root = folder.file("a/b//c/");
     CHECK_THROWS_WITH_AS(posix_storage<>(root, {.missing = missing_root::refuse}),
@@ -575,7 +575,7 @@ TEST_SUITE("posix_storage") {
     CHECK_THROWS_WITH_AS(posix_storage<>(""), ": cannot be opened: No such file or directory", storage_error);
   }
 
-  TEST_CASE("a relative folder is the same wherever the process goes") {
+  TEST_CASE("a relative folder stays the same when the process changes its directory") {
     temporary_folder folder;
     CHECK(in_child([&] {
             if (::chdir(folder.path().c_str()) != 0) return 2;
@@ -590,7 +590,7 @@ TEST_SUITE("posix_storage") {
     CHECK(content(folder.path() / "here/run/f/x") == "text");
   }
 
-  TEST_CASE("files and folders are made with the permissions asked for, less the umask") {
+  TEST_CASE("files and folders are created with the requested permissions, less the umask") {
     temporary_folder folder;
     const ::mode_t before = ::umask(022);
     posix_storage<> storage(folder.file("run"), {.file_permissions = 0666, .folder_permissions = 0777});
@@ -603,7 +603,7 @@ TEST_SUITE("posix_storage") {
     CHECK(std::filesystem::status(folder.path() / "run").permissions() == perms{0755});
   }
 
-  TEST_CASE("nonces are not given twice") {
+  TEST_CASE("nonces never repeat") {
     temporary_folder folder;
     posix_storage<> one(folder.path().string());
     posix_storage<> two(folder.path().string());
@@ -615,7 +615,7 @@ TEST_SUITE("posix_storage") {
     CHECK(drawn.size() == 200);
   }
 
-  TEST_CASE("a file system without space says so when the file is made") {
+  TEST_CASE("a file system without space reports it when the file is created") {
     temporary_folder folder;
     const std::string mount = "mount -t tmpfs -o size=64k llmmem " + folder.path().string() + " 2>/dev/null";
     if (::geteuid() != 0 || std::system(mount.c_str()) != 0) {

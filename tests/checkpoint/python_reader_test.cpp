@@ -56,7 +56,7 @@ std::pair<std::string, int> run(const std::string& command) {
 
 }  // namespace
 
-TEST_CASE("Python reads what was saved, by the published format alone") {
+TEST_CASE("Python reads saved checkpoints by the published format alone") {
   CHECK(crc32_of(std::as_bytes(std::span("123456789", 9))) == 0xCBF4'3926U);  // the usual check
   if (run("python3 -c 'pass'").second != 0) {
     MESSAGE("not tested: there is no python3");

@@ -70,7 +70,7 @@ element_runs saved(const state_tensor& of) {
 }  // namespace
 
 TEST_SUITE("rank_state") {
-  TEST_CASE("each element is saved by one rank, which holds it, from one span of what it holds") {
+  TEST_CASE("one rank saves each element, and has it in one span") {
     for (const auto seed : seeds(400)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -114,7 +114,7 @@ TEST_SUITE("rank_state") {
     }
   }
 
-  TEST_CASE("what all hold is dealt out so that no rank saves more than 1.1 times what another does") {
+  TEST_CASE("common tensors are distributed so that no rank saves more than 1.1 times as much as another") {
     for (const auto seed : seeds(300)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -133,7 +133,7 @@ TEST_SUITE("rank_state") {
     }
   }
 
-  TEST_CASE("tensors that all ranks hold stay uncut if that is even enough, and are cut otherwise") {
+  TEST_CASE("common tensors stay uncut if that is even enough, and are cut otherwise") {
     std::vector<state_tensor> layers;
     for (int i = 0; i < 24; ++i)
       layers.push_back(tensor("layer." + std::to_string(i), {64, 64}));
@@ -157,7 +157,7 @@ TEST_SUITE("rank_state") {
     CHECK(shares_of(ranks).largest * 10 <= shares_of(ranks).smallest * 11);
   }
 
-  TEST_CASE("what is split already counts: the rest evens it out") {
+  TEST_CASE("split tensors count first, and common ones even out the rest") {
     const std::vector<state_tensor> catalogue = {tensor("weight", {3, 4096}), tensor("norm", {12288})};
     const std::vector<tensor_facts> facts = facts_of(catalogue);
     const split_axis axes[] = {split_axis::rows, split_axis::none};
@@ -168,7 +168,7 @@ TEST_SUITE("rank_state") {
     CHECK(saved(ranks[0][1]).elements() == 4096);
   }
 
-  TEST_CASE("elements that share a byte are never parted") {
+  TEST_CASE("elements that share a byte are never separated") {
     const std::vector<state_tensor> catalogue = {tensor("narrow", {3, 8}, safetensors_type::f4),
                                                  tensor("wide", {1000})};
     const auto ranks = rank_states(catalogue, lopsided{facts_of(catalogue), 3});
@@ -180,7 +180,7 @@ TEST_SUITE("rank_state") {
     CHECK(whole == 1);
   }
 
-  TEST_CASE("elements that share a byte are counted, too") {
+  TEST_CASE("elements that share a byte also count") {
     std::vector<state_tensor> catalogue = {tensor("wide", {1400})};
     for (int i = 0; i < 4; ++i)
       catalogue.push_back(tensor("narrow" + std::to_string(i), {64, 64}, safetensors_type::f4));
@@ -189,14 +189,14 @@ TEST_SUITE("rank_state") {
     CHECK(shares.largest * 10 <= shares.smallest * 11);
   }
 
-  TEST_CASE("a tensor without elements is saved by rank 0, as nothing") {
+  TEST_CASE("rank 0 saves a tensor without elements, as empty") {
     const std::vector<state_tensor> catalogue = {tensor("none", {0, 8}), tensor("some", {100})};
     const auto ranks = rank_states(catalogue, flat_uneven::even(facts_of(catalogue), rank_count{2}));
     CHECK(!ranks[0][0].part);
     CHECK(ranks[1][0].part == element_runs{});
   }
 
-  TEST_CASE("a state and a partition that do not fit are refused") {
+  TEST_CASE("a partition of another state is refused") {
     std::vector<state_tensor> catalogue = {tensor("a", {4, 4})};
     const llmmem::sharding::replicated split(facts_of(catalogue), rank_count{2});
     CHECK(text_of([&] { static_cast<void>(rank_state(catalogue, split, rank_id{2})); }) ==
@@ -213,7 +213,7 @@ TEST_SUITE("rank_state") {
           "rank_state: tensor 'a' is already a part; pass whole tensors");
   }
 
-  TEST_CASE("the place of a part in what is held is reported if it is one range there") {
+  TEST_CASE("the place of a part within the held piece is reported if it is one range") {
     for (const auto seed : seeds(500)) {
       CAPTURE(seed);
       random_numbers random(seed);

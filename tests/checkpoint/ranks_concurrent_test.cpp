@@ -166,7 +166,7 @@ std::string what_is_wrong(const std::string& folder, const found_checkpoint& fou
 }  // namespace
 
 TEST_SUITE("ranks, each in a thread") {
-  TEST_CASE("three ranks save what each holds, several times, and all of it is there") {
+  TEST_CASE("three ranks save their parts several times, and all of it is there") {
     const std::vector<tensor_facts> facts = facts_of(catalogue);
     const auto check = [&](const auto& split) {
       const temporary_folder folder;
@@ -190,7 +190,7 @@ TEST_SUITE("ranks, each in a thread") {
     check(flat_uneven::even(facts, rank_count{3}));
   }
 
-  TEST_CASE("when one rank fails, all know at once, and the next checkpoints are made") {
+  TEST_CASE("when one rank fails, all ranks learn it at once, and the next checkpoints work") {
     const temporary_folder folder;
     const llmmem::sharding::replicated split(facts_of(catalogue), rank_count{3});
     const auto began = std::chrono::steady_clock::now();

@@ -134,7 +134,7 @@ void run_rank(const std::string& folder, std::uint32_t rank, std::uint64_t most,
 }  // namespace
 
 TEST_SUITE("ranks, each a process") {
-  TEST_CASE("one rank is killed: the others end and name the silent rank, and a new run continues") {
+  TEST_CASE("after one rank is killed, the others end and name the silent rank, and a new run continues") {
     std::uint64_t committed = 0;
     for (const auto seed : seeds(6)) {
       CAPTURE(seed);

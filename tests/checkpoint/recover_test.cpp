@@ -65,7 +65,7 @@ TEST_SUITE("recover") {
           "checkpoint_recovery: no checkpoint was found; check `found` first");
   }
 
-  TEST_CASE("of one generation the source named first is taken, and visited with what was found") {
+  TEST_CASE("of equal generations the first named source is taken, and visited with the found checkpoint") {
     two_tiers tiers;
     for (simulated_storage* each : {&tiers.local, &tiers.durable})
       two_tiers::save_as(*each, {30, 3});
@@ -82,7 +82,7 @@ TEST_SUITE("recover") {
     CHECK(turned.source == 0);
   }
 
-  TEST_CASE("what is damaged here is taken from there, before anything older") {
+  TEST_CASE("a checkpoint damaged in one source is taken from another, before anything older") {
     two_tiers tiers;
     for (simulated_storage* each : {&tiers.local, &tiers.durable}) {
       two_tiers::save_as(*each, {20, 2});
@@ -107,7 +107,7 @@ TEST_SUITE("recover") {
     CHECK(tiers.recovered().message().find("local: step-0000000020-g00000002; passed over local: ") == 0);
   }
 
-  TEST_CASE("the newest is taken, whichever source has it") {
+  TEST_CASE("the newest checkpoint is taken from any source") {
     two_tiers tiers;
     two_tiers::save_as(tiers.local, {20, 2});
     two_tiers::save_as(tiers.durable, {30, 3});
@@ -159,7 +159,7 @@ TEST_SUITE("recover") {
     }
   }
 
-  TEST_CASE("a source that cannot be listed is reported, and is an error only when it is the last") {
+  TEST_CASE("an unlistable source is reported, and is an error only if no other is left") {
     two_tiers tiers;
     two_tiers::save_as(tiers.local, {30, 3});
     two_tiers::save_as(tiers.durable, {20, 2});
@@ -178,7 +178,7 @@ TEST_SUITE("recover") {
         io_error);
   }
 
-  TEST_CASE("a generation that was given twice is reported, and the source named first counts") {
+  TEST_CASE("a generation used twice is reported, and the first named source counts") {
     {
       two_tiers tiers;
       two_tiers::save_as(tiers.local, {10, 3});
@@ -244,7 +244,7 @@ TEST_SUITE("recover") {
           saved);
   }
 
-  TEST_CASE("a search that is overtaken by a run looks again, and never takes an older one for it") {
+  TEST_CASE("a search overtaken by a run starts again, and never takes an older checkpoint instead") {
     for (const auto how : {verification::sizes, verification::checksums}) {
       std::uint64_t moments = 0;
       for (std::uint64_t at = 1; at < 100; ++at) {
@@ -274,7 +274,7 @@ TEST_SUITE("recover") {
     }
   }
 
-  TEST_CASE("sources may be of different kinds, a real folder among them, and what is found is loaded") {
+  TEST_CASE("sources may have different types, also a real folder, and the found checkpoint is loaded") {
     const temporary_folder place;
     posix_storage<> local(place.file("local"));
     simulated_storage durable(called("durable"));

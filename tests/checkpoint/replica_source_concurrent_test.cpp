@@ -113,7 +113,7 @@ void in_threes(folders& of, Body body, const char* scheme = "mirror:2") {
 }  // namespace
 
 TEST_SUITE("replica_source") {
-  TEST_CASE("where nothing is, nothing is found, and that is no error") {
+  TEST_CASE("a search of empty sources finds nothing, without an error") {
     folders of;
     in_threes(of, [](process& self, sim_endpoint&) {
       const auto recovered = self.recovered();
@@ -123,7 +123,7 @@ TEST_SUITE("replica_source") {
     });
   }
 
-  TEST_CASE("what is newer counts: memory or file") {
+  TEST_CASE("the newer of memory and file counts") {
     folders of;
     of.save_everywhere({100, 1});
     in_threes(of, [&](process& self, sim_endpoint& end) {
@@ -153,7 +153,7 @@ TEST_SUITE("replica_source") {
     });
   }
 
-  TEST_CASE("restored memory is where the engine says, and the engine is asked for nothing else") {
+  TEST_CASE("parts are restored to the engine's memory, and the engine is asked for nothing else") {
     folders of;
     of.save_everywhere({100, 1});
     in_threes(of, [&](process& self, sim_endpoint& end) {
@@ -182,7 +182,7 @@ TEST_SUITE("replica_source") {
     });
   }
 
-  TEST_CASE("a run that went back: its newest checkpoint counts, not the one of the highest step") {
+  TEST_CASE("for a run that went back, its newest checkpoint counts, not the one of the highest step") {
     folders of;
     of.save_everywhere({100, 1});
     of.save_everywhere({60, 2});
@@ -194,7 +194,8 @@ TEST_SUITE("replica_source") {
   }
 
   TEST_CASE(
-      "if a rank dies its part comes from memory; if too many die all load a file, and memory is forgotten") {
+      "if a rank dies, its part comes from memory; if too many die, all load a file and memory is "
+      "forgotten") {
     for (const bool both : {false, true}) {
       CAPTURE(both);
       folders of;
@@ -222,7 +223,7 @@ TEST_SUITE("replica_source") {
   }
 
   TEST_CASE(
-      "ranks take the newest checkpoint that each has complete in any source, as a search by hand does") {
+      "ranks take the newest checkpoint that is complete on each in any source, as a search by hand does") {
     std::uint64_t found = 0;
     std::uint64_t partial = 0;
     for (const auto seed : seeds(60)) {
@@ -261,7 +262,7 @@ TEST_SUITE("replica_source") {
     CHECK(partial > 20);
   }
 
-  TEST_CASE("what others cannot load is noted, and why") {
+  TEST_CASE("a checkpoint that others cannot load is recorded with the reason") {
     folders of;
     of.save_everywhere({10, 1});
     of.save_everywhere({20, 2});
@@ -283,7 +284,7 @@ TEST_SUITE("replica_source") {
     });
   }
 
-  TEST_CASE("ranks with other contents under one name take neither") {
+  TEST_CASE("ranks with different contents under one name take neither") {
     folders of;
     of.save_everywhere({10, 1});
     save_as(of.local[0], {20, 2});
@@ -300,7 +301,8 @@ TEST_SUITE("replica_source") {
     });
   }
 
-  TEST_CASE("a rank that cannot read a possibly complete checkpoint stops all: none takes an older one") {
+  TEST_CASE(
+      "a rank that cannot read a possibly complete checkpoint stops all ranks: none takes an older one") {
     folders of;
     of.save_everywhere({10, 1});
     of.save_everywhere({20, 2});
@@ -318,7 +320,7 @@ TEST_SUITE("replica_source") {
     in_threes(of, [](process& self, sim_endpoint&) { CHECK(self.recovered().found->id.step == 20); });
   }
 
-  TEST_CASE("a rank that can list nothing stops all, unless the memory has it") {
+  TEST_CASE("a rank that can list no source stops all ranks, unless memory has the state") {
     folders of;
     of.save_everywhere({10, 1});
     in_threes(of, [&](process& self, sim_endpoint& end) {

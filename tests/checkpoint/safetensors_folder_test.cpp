@@ -27,7 +27,7 @@ std::string refusal(const published_model& model) {
 }  // namespace
 
 TEST_SUITE("safetensors_folder") {
-  TEST_CASE("all tensors of all shards are there by name, whole and in any parts") {
+  TEST_CASE("all tensors of all shards are found by name, completely and in any parts") {
     const published_model model;
     safetensors_folder opened(model.path());
     CHECK(opened.tensors().size() == model.tensors.size());
@@ -69,7 +69,7 @@ TEST_SUITE("safetensors_folder") {
           }).ends_with(": it has no checksums; load it with verification::sizes"));
   }
 
-  TEST_CASE("one file without an index is a model, and a folder with neither is not") {
+  TEST_CASE("one file without an index is a model, a folder with neither is not") {
     published_model model;
     std::filesystem::remove(model.file("model.safetensors.index.json"));
     CHECK(refusal(model).ends_with(
@@ -82,7 +82,7 @@ TEST_SUITE("safetensors_folder") {
     CHECK(opened.find("lm_head.weight") == nullptr);
   }
 
-  TEST_CASE("what the index does not name is left alone, and files may be links, as in the hub's cache") {
+  TEST_CASE("files outside the index are ignored, and files may be links, as in the hub's cache") {
     const published_model model;
     std::ofstream(model.file("model-extra.safetensors")) << "no safetensors file";
     std::filesystem::create_directory(model.file("blobs"));
@@ -93,7 +93,7 @@ TEST_SUITE("safetensors_folder") {
     CHECK(safetensors_folder(model.path()).tensors().size() == model.tensors.size());
   }
 
-  TEST_CASE("a shard that is missing is named, with a tensor of it") {
+  TEST_CASE("a missing shard is named with one of its tensors") {
     const published_model model;
     std::filesystem::remove(model.file("model-00002-of-00003.safetensors"));
     CHECK(refusal(model).ends_with(
@@ -101,7 +101,7 @@ TEST_SUITE("safetensors_folder") {
         "2 tensors are in it, \"model.layers.0.bias\" among them: download it"));
   }
 
-  TEST_CASE("an index of other files is refused by the tensor that is not where it says") {
+  TEST_CASE("an index of other files is refused by a tensor that is not where it says") {
     const published_model model;
     model.write_index({{"lm_head.weight", "model-00001-of-00003.safetensors"}});
     CHECK(refusal(model).ends_with(
@@ -121,7 +121,7 @@ TEST_SUITE("safetensors_folder") {
     }
   }
 
-  TEST_CASE("a tensor that occurs twice is refused by name, and so is what is no index") {
+  TEST_CASE("a tensor that occurs twice is refused by name, and so is a file that is not an index") {
     const published_model model;
     model.write_index({{"a", "model-00001-of-00003.safetensors"},
                        {"lm_head.weight", "model-00002-of-00003.safetensors"},
@@ -142,7 +142,7 @@ TEST_SUITE("safetensors_folder") {
     CHECK(with("{\"metadata\":{\"total_size\":7},\"weight_map\":{}}") == "none");
   }
 
-  TEST_CASE("a shard that is a pointer, cut, or longer is refused as such a file is") {
+  TEST_CASE("a shard that is a pointer, truncated or extended is refused as such a file is") {
     for (const int what : {0, 1, 2}) {
       const published_model model;
       const std::filesystem::path shard = model.file("model-00003-of-00003.safetensors");

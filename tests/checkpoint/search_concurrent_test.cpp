@@ -86,7 +86,7 @@ void search_while_writing(Storage& storage, ForReader for_reader, std::uint64_t 
 }  // namespace
 
 TEST_SUITE("find_checkpoint, concurrently") {
-  TEST_CASE("readers always find a whole checkpoint, the newest, while older ones go") {
+  TEST_CASE("readers always find a complete checkpoint, the newest, while older ones are removed") {
     for (const bool renames : {true, false}) {
       CAPTURE(renames);
       simulated_storage_options options;
@@ -96,13 +96,13 @@ TEST_SUITE("find_checkpoint, concurrently") {
     }
   }
 
-  TEST_CASE("and so they do in a folder of a real file system") {
+  TEST_CASE("readers also find the newest complete checkpoint in a folder of a real file system") {
     temporary_folder folder;
     posix_storage<> storage(folder.file("run"));
     search_while_writing(storage, [&] { return posix_storage<>(folder.file("run")); }, 150);
   }
 
-  TEST_CASE("a file that is removed while it is opened is reported as missing") {
+  TEST_CASE("a file removed during its opening is reported as missing") {
     temporary_folder folder;
     posix_storage<> storage(folder.file("run"));
     std::atomic<bool> ends{false};

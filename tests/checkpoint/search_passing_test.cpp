@@ -50,7 +50,7 @@ std::string refusal(simulated_storage& storage, const search_patience& patience)
 }  // namespace
 
 TEST_SUITE("find_checkpoint, in passing trouble") {
-  TEST_CASE("what passes before the last try changes nothing, whichever call it befalls") {
+  TEST_CASE("errors that pass before the last try change nothing, in any call") {
     simulated_storage storage;
     save_two(storage);
     for (const storage_call call : {storage_call::list, storage_call::open, storage_call::read}) {
@@ -68,7 +68,7 @@ TEST_SUITE("find_checkpoint, in passing trouble") {
     }
   }
 
-  TEST_CASE("what does not pass is an error that says what may be done, and nothing older is taken for it") {
+  TEST_CASE("a permanent error names the options, and nothing older is taken instead") {
     simulated_storage storage;
     save_two(storage);
     for (const storage_call call : {storage_call::open, storage_call::read}) {
@@ -88,7 +88,9 @@ TEST_SUITE("find_checkpoint, in passing trouble") {
                          storage_error);
   }
 
-  TEST_CASE("where nothing older is, it is an error, too: a run must not begin at step 0") {
+  TEST_CASE(
+      "a permanent error is an error even without an older checkpoint, because a run must not begin at step "
+      "0") {
     simulated_storage storage;
     checkpoint_folder folder(storage);
     save_step(folder, small, 10);
@@ -96,7 +98,7 @@ TEST_SUITE("find_checkpoint, in passing trouble") {
     CHECK(refusal(storage, at_once).find("Too many open files") != std::string::npos);
   }
 
-  TEST_CASE("by the caller's word an older one is taken, and what was passed over is reported") {
+  TEST_CASE("with the caller's permission an older checkpoint is taken, and the skipped one is reported") {
     simulated_storage storage;
     save_two(storage);
     fail(storage, storage_call::open, 3, EIO);
@@ -107,7 +109,7 @@ TEST_SUITE("find_checkpoint, in passing trouble") {
         "fault");
   }
 
-  TEST_CASE("damage is not tried again, and is passed over") {
+  TEST_CASE("damage is not retried, and is passed over") {
     simulated_storage storage;
     save_two(storage);
     storage.flip("step-0000000020-g00000002/rank0-0.bin", 3);
@@ -119,7 +121,7 @@ TEST_SUITE("find_checkpoint, in passing trouble") {
     CHECK(storage.calls() - before == 2 * once);
   }
 
-  TEST_CASE("of several sources another one has it, or it is an error") {
+  TEST_CASE("another of several sources has the checkpoint, or it is an error") {
     simulated_storage near({.name = "near"});
     simulated_storage far({.name = "far"});
     save_two(near);
@@ -143,7 +145,7 @@ TEST_SUITE("find_checkpoint, in passing trouble") {
 }
 
 TEST_SUITE("find_checkpoint, of a folder that is a symbolic link") {
-  TEST_CASE("it is found like others, and one that leads nowhere is an error") {
+  TEST_CASE("a linked checkpoint is found like others, and a dangling link is an error") {
     const temporary_folder folder;
     const std::filesystem::path root = folder.path() / "run";
     const std::filesystem::path elsewhere = folder.path() / "elsewhere";
@@ -166,7 +168,7 @@ TEST_SUITE("find_checkpoint, of a folder that is a symbolic link") {
     }
   }
 
-  TEST_CASE("removing it removes the link, and nothing of what it leads to") {
+  TEST_CASE("the removal of a linked checkpoint removes only the link") {
     const temporary_folder folder;
     const std::filesystem::path root = folder.path() / "run";
     const std::filesystem::path elsewhere = folder.path() / "elsewhere";
@@ -183,7 +185,7 @@ TEST_SUITE("find_checkpoint, of a folder that is a symbolic link") {
     CHECK(std::filesystem::exists(elsewhere / "rank0-0.bin"));
   }
 
-  TEST_CASE("while it leads nowhere, nothing older goes that it may refer to") {
+  TEST_CASE("while a link dangles, no older checkpoint is removed that it may refer to") {
     const temporary_folder folder;
     const std::filesystem::path root = folder.path() / "run";
     posix_storage<> storage(root.string());

@@ -152,7 +152,7 @@ TEST_SUITE("find_checkpoint") {
     }
   }
 
-  TEST_CASE("a search says in one line what was found and why the rest was not") {
+  TEST_CASE("a search says in one line what was found and why others were not") {
     const checkpoint_world world{.ranks = 1, .files = 1};
     simulated_storage storage = with_steps(world, {10, 20, 30, 40});
     storage.remove("step-0000000040-g00000004/MANIFEST.json");
@@ -193,7 +193,7 @@ TEST_SUITE("find_checkpoint") {
     }
   }
 
-  TEST_CASE("a manifest that is too long to be one is not read") {
+  TEST_CASE("a file too long for a manifest is not read") {
     simulated_storage storage;
     storage.make_folder("step-0000000010-g00000001");
     static_cast<void>(storage.create("step-0000000010-g00000001/MANIFEST.json", max_manifest_bytes + 1));
@@ -223,7 +223,7 @@ TEST_SUITE("find_checkpoint") {
 
   // Whoever commits and tidies may do so between any two calls of a reader. The reader finds one that was the
   // newest when it began, or a newer one; never an older one that is kept for looking back, never none.
-  TEST_CASE("what goes while it is looked at does not make an older one the newest") {
+  TEST_CASE("a checkpoint removed during the search does not make an older one the newest") {
     const checkpoint_world world{.ranks = 1, .files = 2};
     for (const bool renames : {true, false}) {
       for (const verification how : {verification::sizes, verification::checksums}) {
@@ -256,7 +256,7 @@ TEST_SUITE("find_checkpoint") {
     }
   }
 
-  TEST_CASE("one that is half removed, under its name, is passed over for the newer ones") {
+  TEST_CASE("a half removed checkpoint with its name is passed over for newer ones") {
     // Where folders cannot be renamed, a folder keeps its name while its files go.
     const checkpoint_world world{.ranks = 1, .files = 2};
     simulated_storage_options options;
@@ -280,7 +280,7 @@ TEST_SUITE("find_checkpoint") {
     }
   }
 
-  TEST_CASE("a search ends also where checkpoints come and go faster than they are read") {
+  TEST_CASE("a search ends even if checkpoints appear and vanish faster than it reads them") {
     simulated_storage storage;
     std::uint64_t generation = 1;
     storage.make_folder(folder_name({1, 1}));

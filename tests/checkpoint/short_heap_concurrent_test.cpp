@@ -85,7 +85,7 @@ std::size_t drafts_in(posix_storage<>& storage) {
 }  // namespace
 
 TEST_SUITE("checkpoints, short heap") {
-  TEST_CASE("a reason for which there is no memory is a short one, or its end") {
+  TEST_CASE("without memory, a reason is a short text or truncated") {
     const std::string text(100, 'x');
     std::string whole = "not told";
     std::string last;
@@ -102,7 +102,7 @@ TEST_SUITE("checkpoints, short heap") {
     CHECK(detail::reason(text, "no room") == text + "no room");
   }
 
-  TEST_CASE("whichever request for memory fails, a save ends, its end is reported, and the next one works") {
+  TEST_CASE("if any request for memory fails, a save ends and reports it, and the next one works") {
     for (const heap_refusal how : {heap_refusal::once, heap_refusal::forever}) {
       std::uint64_t failed = 0;
       bool ended = false;

@@ -199,7 +199,7 @@ TEST_SUITE("stable_view") {
           "async_checkpointer: step 1 was abandoned: it stalled the training for longer than max_stall_ns");
   }
 
-  TEST_CASE("a snapshot of a stable view does not begin within a step either") {
+  TEST_CASE("a snapshot of a stable view does not begin within a step, either") {
     using view = copied_view<true>;
     world w;
     async_checkpointer<traits<view>> saves(w.coordinator, w.tensors, tiny);
@@ -217,7 +217,8 @@ TEST_SUITE("stable_view") {
     CHECK(saves.begin_snapshot(1, w.view<view>()).ticket().wait() == commit_status::committed);
   }
 
-  TEST_CASE("a stable view that its owner alone reads is copied by stage_for, and goes in his thread") {
+  TEST_CASE(
+      "a stable view that only its owner reads is copied by stage_for, and destroyed on the owner's thread") {
     using view = copied_view<false>;
     world w;
     checkpointer_options some = tiny;
@@ -245,7 +246,9 @@ TEST_SUITE("stable_view") {
     CHECK(w.elsewhere == 0);
   }
 
-  TEST_CASE("views that their owner alone reads go in his thread: given up, skipped, refused, flushed") {
+  TEST_CASE(
+      "views that only their owner reads are destroyed on its thread: given up, skipped, refused or "
+      "flushed") {
     using view = copied_view<false>;
     world w;
     checkpointer_options impatient = tiny;
@@ -277,7 +280,7 @@ TEST_SUITE("stable_view") {
     CHECK(w.has(4));
   }
 
-  TEST_CASE("a failed write waits for the owner to let go of the view") {
+  TEST_CASE("a failed write waits until the owner has released the view") {
     using view = copied_view<false>;
     world w;
     async_checkpointer<traits<view>> saves(w.coordinator, w.tensors, tiny);

@@ -40,7 +40,7 @@ TEST_CASE("a signal is held back, reported once it arrived, and stays reported")
         }) == 7);
 }
 
-TEST_CASE("threads that are started later do not die of it either") {
+TEST_CASE("threads that are started later do not die of the signal either") {
   CHECK(ending_of([] {
           const termination_request termination(SIGUSR1);
           std::thread([] { ::pthread_kill(::pthread_self(), SIGUSR1); }).join();
@@ -56,7 +56,7 @@ TEST_CASE("a signal that was never reported ends the process when the request is
         }) == 100 + SIGUSR1);
 }
 
-TEST_CASE("afterwards the signal does what it did before") {
+TEST_CASE("after the request the signal has its former effect") {
   CHECK(ending_of([] {
           {
             const termination_request termination(SIGUSR1);
@@ -65,7 +65,7 @@ TEST_CASE("afterwards the signal does what it did before") {
         }) == 100 + SIGUSR1);
 }
 
-TEST_CASE("what is no signal is refused") {
+TEST_CASE("an invalid signal is refused") {
   std::string text;
   try {
     const termination_request termination(12345);

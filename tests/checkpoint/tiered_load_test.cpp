@@ -88,7 +88,7 @@ std::vector<state_tensor> some_tensors() {
 }  // namespace
 
 TEST_SUITE("tensors of a tiered buffer, saved and loaded") {
-  TEST_CASE("a tensor in several chunks is one tensor, and comes back into any chunks") {
+  TEST_CASE("a tensor in several chunks is saved as one, and restored to any chunks") {
     const std::vector<state_tensor> described = some_tensors();
     random_numbers random(4);
     const tensor_values values = random_values(random, described);
@@ -128,7 +128,7 @@ TEST_SUITE("tensors of a tiered buffer, saved and loaded") {
     }
   }
 
-  TEST_CASE("a rank's parts, of rows and of columns, come back as they were") {
+  TEST_CASE("a rank's parts of rows and columns are restored") {
     std::vector<state_tensor> described = some_tensors();
     described.resize(2);
     described[0].part = element_runs::flat_range(3, 9);
@@ -147,7 +147,7 @@ TEST_SUITE("tensors of a tiered buffer, saved and loaded") {
       CHECK(got[i] == part_of(values[i], *described[i].part, 32));
   }
 
-  TEST_CASE("an engine on a file and a schedule continues where it was stopped, bit for bit") {
+  TEST_CASE("an engine on a file and a schedule continues after a stop, bit for bit") {
     const temporary_folder folder;
     const std::vector<state_tensor> described = some_tensors();
     const auto train = [&](const std::string& run, std::uint64_t steps) {
@@ -274,7 +274,7 @@ TEST_SUITE("tensors of a tiered buffer, saved and loaded") {
           "load_into: 2 tensors are described, but the buffer has 5");
   }
 
-  TEST_CASE("of a damaged checkpoint no tensor has contents that were not checked") {
+  TEST_CASE("no tensor has unverified contents of a damaged checkpoint") {
     const std::vector<state_tensor> described = some_tensors();
     random_numbers random(10);
     const tensor_values values = random_values(random, described);
@@ -295,7 +295,7 @@ TEST_SUITE("tensors of a tiered buffer, saved and loaded") {
     one.fill(values);  // no lease was left behind
   }
 
-  TEST_CASE("a ring for a small state takes smaller chunks") {
+  TEST_CASE("the ring of a small state uses smaller chunks") {
     simulated_storage storage;
     solo_coordinator coordinator(storage);
     const std::vector<state_tensor> described = some_tensors();

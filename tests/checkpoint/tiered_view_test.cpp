@@ -221,7 +221,7 @@ TEST_SUITE("tiered_state_view") {
     }
   }
 
-  TEST_CASE("other chunks, other places and another buffer know nothing of a tag") {
+  TEST_CASE("views of other chunks, places and buffers do not know a tag") {
     tiered_state w(6, 0);
     tiered_state other(6, 0);
     const std::uint64_t tag = w.view_now().version();
@@ -238,7 +238,7 @@ TEST_SUITE("tiered_state_view") {
     CHECK(!view(w.buffer, w.chunks, one).is_unchanged_since(tag, 0, 0, 1));
   }
 
-  TEST_CASE("an incremental save writes the chunks that changed, and what is restored is the state") {
+  TEST_CASE("an incremental save writes the changed chunks, and the restored state is right") {
     tiered_state w(7, 64 * tiered_state::most);
     simulated_storage storage;
     solo_coordinator coordinator(storage);
@@ -256,7 +256,7 @@ TEST_SUITE("tiered_state_view") {
     CHECK(saves.stats().unchanged_bytes != 0);
   }
 
-  TEST_CASE("a lease that is refused while it is copied ends the checkpoint and not the training") {
+  TEST_CASE("a refused lease during the copy ends the checkpoint, and the training continues") {
     tiered_state w(3, 24 * tiered_state::most);
     simulated_storage storage;
     solo_coordinator coordinator(storage);
@@ -275,7 +275,7 @@ TEST_SUITE("tiered_state_view") {
     CHECK(saves.begin_snapshot(2, w.view_now()).ticket().wait() == commit_status::committed);
   }
 
-  TEST_CASE("a view that cannot be taken says why, and leaves no clones") {
+  TEST_CASE("a refused view reports the reason, and leaves no clones") {
     tiered_state w(4, 0, 11);
     CHECK(text_of([&] { static_cast<void>(w.view_now()); }).find("the table of chunks is full") !=
           std::string::npos);
@@ -291,7 +291,7 @@ TEST_SUITE("tiered_state_view") {
     CHECK(w.buffer.stats().shared == 0);
   }
 
-  TEST_CASE("a view that was moved from says so, and a list that was is as before") {
+  TEST_CASE("a view that was moved from reports it, and a list that was moved from is unchanged") {
     tiered_state w(8, 0);
     view taken = w.view_now();
     const view moved = std::move(taken);
@@ -307,7 +307,7 @@ TEST_SUITE("tiered_state_view") {
     CHECK(view_list<state_place>().entries().empty());
   }
 
-  TEST_CASE("bytes that no place has, and places that no chunk has, are refused with their numbers") {
+  TEST_CASE("bytes outside every place, and places outside every chunk, are refused with their numbers") {
     tiered_state w(5, 0);
     const chunk_handle chunk = w.buffer.create(100).value();
     w.buffer.write(chunk).value().span()[99] = std::byte{7};

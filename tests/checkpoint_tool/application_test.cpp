@@ -54,7 +54,7 @@ bool all_identical(const json& diff) {
 }  // namespace
 
 TEST_SUITE("list") {
-  TEST_CASE("a listing has every checkpoint, the newest first, and marks the newest whole one") {
+  TEST_CASE("a listing has every checkpoint, the newest first, and marks the newest complete one") {
     const world_folder world(save_three);
     CHECK(world.text({"list", "DIR/run"}) ==
           "DIR/run\n"
@@ -64,7 +64,7 @@ TEST_SUITE("list") {
           "  step-0000000001-g00000001            1           1      3      9   36.3 KiB  whole\n");
   }
 
-  TEST_CASE("an incomplete checkpoint has a reason, left-overs are named, and the exit status reports both") {
+  TEST_CASE("an incomplete checkpoint has a reason, remains are named, and the exit status reports both") {
     const world_folder world(save_three);
     fs::create_directory(world / "run/.tmp-step-0000000004-g00000004-77");
     fs::create_directory(world / "run/.trash-step-0000000000-g00000000");
@@ -137,7 +137,7 @@ TEST_SUITE("list") {
                               "/MANIFEST.json: its checksum is wrong: it is damaged"}}}}});
   }
 
-  TEST_CASE("an empty folder has none, and one that is not there is not made") {
+  TEST_CASE("an empty folder has no checkpoints, and a missing one is not created") {
     const world_folder world;
     fs::create_directory(world / "empty");
     CHECK(world.text({"list", "DIR/empty"}) == "DIR/empty\n  no checkpoints\n");
@@ -192,7 +192,7 @@ TEST_SUITE("show") {
           "      extra-rank-00002-of-00002.safetensors  all elements\n");
   }
 
-  TEST_CASE("as JSON it is what the manifest says, extras apart") {
+  TEST_CASE("the JSON of show has the manifest's contents, with extras separate") {
     const world_folder world;
     auto state = some_state(7);
     state.resize(2);
@@ -223,7 +223,9 @@ TEST_SUITE("show") {
         {"file": "extra-rank-00002-of-00002.safetensors", "entry": "rank.1/rng", "begin": 0, "run": 13, "stride": 13, "count": 1}]}]})"));
   }
 
-  TEST_CASE("a checkpoint is named by its step, the newest of that step, by its name, or by its path") {
+  TEST_CASE(
+      "the user names a checkpoint by its step, which means the newest of that step, by its name, or by its "
+      "path") {
     const world_folder world;
     save_state(world / "run", 5, some_state(1));
     save_state(world / "run", 5, some_state(2));
@@ -242,7 +244,7 @@ TEST_SUITE("show") {
     CHECK(name({"show", "DIR/5/5"}) == "step-0000000005-g00000002");
   }
 
-  TEST_CASE("what cannot be meant is reported, with what there is") {
+  TEST_CASE("an ambiguous or unknown name is reported with the existing checkpoints") {
     const world_folder world(save_three);
     fs::create_directory(world / "empty");
     CHECK(world.why({"show", "DIR/run", "9"}) ==
@@ -261,7 +263,7 @@ TEST_SUITE("show") {
           "checkpoint_tool: \"DIR/run/3\" names a checkpoint already; leave out \"2\"" + hint);
   }
 
-  TEST_CASE("by default it is the newest whole one, and with none that is, each says why") {
+  TEST_CASE("the default is the newest complete checkpoint; without one, each has its reason") {
     const world_folder world(save_three);
     fs::remove(world / ("run/" + std::string(name_3) + "/MANIFEST.json"));
     CHECK(world.json({"show", "DIR/run"})["name"] == name_2);
@@ -304,7 +306,7 @@ TEST_SUITE("show") {
 }
 
 TEST_SUITE("verify") {
-  TEST_CASE("whole checkpoints are whole, all of them or one, and all their bytes are read") {
+  TEST_CASE("verify finds complete checkpoints complete, all of them or one, and reads all their bytes") {
     const world_folder world(save_three);
     const outcome done = world.run({"verify", "DIR/run"});
     CHECK(done.status == exit_status::success);
@@ -331,7 +333,7 @@ TEST_SUITE("verify") {
                                                             {"damage", json::array()}}}}});
   }
 
-  TEST_CASE("every damage is named: its file and which bytes") {
+  TEST_CASE("every damage is reported with its file and bytes") {
     const world_folder world;
     save_state(world / "run", 1, some_state(1), {.chunk_bytes = 1000});
     const std::string one = "run/" + std::string(name_1);
@@ -391,7 +393,7 @@ TEST_SUITE("verify") {
           "DIR/run/step-0000000001-g00000001/MANIFEST.json: cannot be opened: No such file or directory\n");
   }
 
-  TEST_CASE("a header that disagrees with the manifest is reported, tensor by tensor, also by sizes") {
+  TEST_CASE("a header that contradicts the manifest is reported by tensor, also with sizes") {
     const world_folder world;
     save_state(world / "run", 1, some_state(1));
     rewrite_manifest(world / ("run/" + std::string(name_1)), [](llmmem::checkpoint_manifest& manifest) {
@@ -444,7 +446,7 @@ TEST_SUITE("verify") {
           "file has 4192\n");
   }
 
-  TEST_CASE("pieces that do not make all of a tensor are reported") {
+  TEST_CASE("incomplete pieces of a tensor are reported") {
     const world_folder world;
     save_state(world / "run", 1, some_state(1), {.world = 3, .how = saved_as::columns});
     const auto drop = [](llmmem::checkpoint_manifest& manifest) {
@@ -463,7 +465,7 @@ TEST_SUITE("verify") {
         "tensor 'adam.m', which rank 0 wants\n");
   }
 
-  TEST_CASE("a checkpoint that a run removes meanwhile is not damaged") {
+  TEST_CASE("a checkpoint that a run removes meanwhile does not count as damaged") {
     const world_folder world(save_three);
     std::string gone = world / ("run/" + std::string(name_1));
     // What is noted before a checkpoint is read removes the oldest.
@@ -512,7 +514,7 @@ TEST_SUITE("diff") {
           "b\n");
   }
 
-  TEST_CASE("every way to differ is reported, with how much, where first and by how much at most") {
+  TEST_CASE("every difference is reported, with its amount, its first place and its maximum") {
     const world_folder world;
     auto state = some_state(1);
     save_state(world / "a", 1, state, {.has_extras = false});
@@ -561,7 +563,7 @@ TEST_SUITE("diff") {
     CHECK(both["tensors"][5]["difference"] == "identical");
   }
 
-  TEST_CASE("what is damaged is not compared but refused, with the file and its bytes") {
+  TEST_CASE("a damaged checkpoint is refused, not compared, with the file and its bytes") {
     const world_folder world(save_three);
     flip(world / ("run/" + std::string(name_2) + "/adam.safetensors"), 4180);
     const std::string said = world.why({"diff", "DIR/run/3", "2"});
@@ -632,7 +634,7 @@ TEST_SUITE("convert") {
     CHECK(pieces("replicated") == "rank-00001 0 24 24 1 | rank-00001 0 5 5 1 | ");
   }
 
-  TEST_CASE("one rank is Hugging Face's layout: one file a group, or shards and an index") {
+  TEST_CASE("one rank has Hugging Face's layout: one file per group, or shards and an index") {
     const world_folder world;
     save_state(world / "three", 9, some_state(9), {.world = 3});
     CHECK(world.text({"convert", "DIR/three", "DIR/one"}) ==
@@ -669,7 +671,7 @@ TEST_SUITE("convert") {
     CHECK(all_identical(world.json({"diff", "DIR/large", "DIR/shards"})));
   }
 
-  TEST_CASE("with a prefix there are only those tensors, and no extras") {
+  TEST_CASE("with a prefix the result has only those tensors, and no extras") {
     const world_folder world;
     save_state(world / "three", 9, some_state(9), {.world = 3});
     static_cast<void>(world.text({"convert", "DIR/three", "DIR/some", "--tensor-prefix", "layer."}));
@@ -684,7 +686,7 @@ TEST_SUITE("convert") {
     CHECK(!fs::exists(world / "none"));
   }
 
-  TEST_CASE("what is damaged is not converted, and leaves no checkpoint") {
+  TEST_CASE("a damaged checkpoint is not converted, and no checkpoint is left") {
     const world_folder world;
     save_state(world / "three", 9, some_state(9), {.world = 3});
     const std::string file = world / "three/step-0000000009-g00000001/adam-rank-00003-of-00003.safetensors";
@@ -705,7 +707,7 @@ TEST_SUITE("convert") {
 }
 
 TEST_SUITE("prune") {
-  TEST_CASE("a dry run says what would go, and then it goes") {
+  TEST_CASE("a real run removes what the dry run named") {
     const world_folder world;
     for (const std::uint64_t step : {10U, 15U, 20U, 25U, 30U})
       save_state(world / "run", step, some_state(step));
@@ -714,7 +716,7 @@ TEST_SUITE("prune") {
     const auto expected = [](const char* goes, const char* summary) {
       return std::string("DIR/run\n") +
              "  step-0000000030-g00000005    12.3 KiB  stays\n"
-             "  step-0000000025-g00000004         0 B  not whole: left as it is, verify tells why\n"
+             "  step-0000000025-g00000004         0 B  incomplete: left as it is, verify shows why\n"
              "  step-0000000020-g00000003    12.3 KiB  stays\n"
              "  step-0000000015-g00000002    12.3 KiB  " +
              goes +
@@ -774,7 +776,7 @@ TEST_SUITE("prune") {
   }
 }
 
-TEST_CASE("wrong usage is reported, with what would be right") {
+TEST_CASE("wrong usage is reported with valid usage") {
   const world_folder world;
   const auto wrong = [&](const std::vector<std::string>& arguments) {
     return world.why(arguments, exit_status::wrong_usage);
@@ -815,7 +817,7 @@ TEST_CASE("wrong usage is reported, with what would be right") {
   CHECK(wrong({"list", "a", "--sizes"}).find("--sizes") != std::string::npos);
 }
 
-TEST_CASE("help names every command, and that of a command its options") {
+TEST_CASE("the help text names every command, and a command's help its options") {
   const world_folder world;
   const std::string help = world.text({"--help"});
   for (const char* command :

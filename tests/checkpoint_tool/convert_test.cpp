@@ -34,7 +34,7 @@ std::vector<std::uint64_t> elements_in(const std::vector<element_runs>& sets) {
 
 }  // namespace
 
-TEST_CASE("a slice of a set has its elements in their order, in three canonical sets at most") {
+TEST_CASE("a slice of a set has its elements in order, in at most three canonical sets") {
   for (const element_runs& of :
        {element_runs{0, 12, 12, 1}, element_runs{5, 7, 7, 1}, element_runs{2, 3, 8, 4},
         element_runs{1, 1, 2, 6}, element_runs{3, 4, 9, 2}}) {
@@ -56,7 +56,7 @@ TEST_CASE("a slice of a set has its elements in their order, in three canonical 
   CHECK(runs_between({}, 0, 0).empty());
 }
 
-TEST_CASE("groups are recognised by the names of files") {
+TEST_CASE("groups are recognised by the files' names") {
   CHECK(group_of("model.safetensors") == "model");
   CHECK(group_of("adam-rank-00001-of-00003.safetensors") == "adam");
   CHECK(group_of("adam-00002-of-00003.safetensors") == "adam");
@@ -71,7 +71,7 @@ TEST_CASE("groups are recognised by the names of files") {
   CHECK(group_of(std::string(65, 'x') + ".safetensors") == "model");
 }
 
-TEST_CASE("any state in any sharding survives windows of any size") {
+TEST_CASE("any state in any sharding is converted with windows of any size") {
   const std::vector<partition_kind> partitions{partition_kind::flat, partition_kind::rows,
                                                partition_kind::columns, partition_kind::replicated};
   const example::file_handle notes(std::fopen("/dev/null", "w"), &std::fclose);

@@ -144,7 +144,7 @@ TEST_CASE("a checkpoint is shown with the files that its chunks are in") {
   CHECK(all["stored"][2]["name"] == "model.safetensors.changes");
 }
 
-TEST_CASE("verify names the stored file that is damaged, for each checkpoint that needs its bytes") {
+TEST_CASE("verify names the damaged stored file for each checkpoint that needs its bytes") {
   const world_folder world(save_four);
   CHECK(world.text({"verify", "DIR/run"}) ==
         "step-0000000004-g00000004  whole: 2 files, 32.0 KiB read\n"
@@ -173,7 +173,7 @@ TEST_CASE("verify names the stored file that is damaged, for each checkpoint tha
   CHECK(damage[1]["end"] == 4096);
 }
 
-TEST_CASE("stored files that are missing or of another length are reported, also by sizes and by a listing") {
+TEST_CASE("missing stored files and those of another length are reported, also with sizes and in a listing") {
   const world_folder world(save_four);
   overwrite(world / in_run(name_1, "model.safetensors"), "short");
   fs::remove(world / in_run("step-0000000003-g00000003", "model.safetensors.changes"));
@@ -191,7 +191,7 @@ TEST_CASE("stored files that are missing or of another length are reported, also
         std::string::npos);
 }
 
-TEST_CASE("comparing and converting read incremental checkpoints as what they are") {
+TEST_CASE("compare and convert read incremental checkpoints as full ones") {
   const world_folder world(save_four);
   CHECK(world.text({"diff", "DIR/run/3", "4"}, exit_status::failure) ==
         "a  DIR/run/step-0000000003-g00000003\n"
@@ -212,7 +212,7 @@ TEST_CASE("comparing and converting read incremental checkpoints as what they ar
   }
 }
 
-TEST_CASE("compact makes the newest checkpoint whole, as the next one, once") {
+TEST_CASE("compact makes a full checkpoint of the newest one, as the next one, once") {
   const world_folder world(save_four);
   CHECK(world.text({"compact", "DIR/run"}) ==
         "DIR/run/step-0000000004-g00000005\n"
@@ -236,7 +236,7 @@ TEST_CASE("compact makes the newest checkpoint whole, as the next one, once") {
   CHECK(world.json({"list", "DIR/run"})["checkpoints"].size() == 5);
 }
 
-TEST_CASE("what is damaged, in use or not there is not compacted") {
+TEST_CASE("a damaged, busy or missing checkpoint is not compacted") {
   const world_folder world(save_four);
   {
     llmmem::posix_storage<> storage(world / "run");
@@ -254,7 +254,7 @@ TEST_CASE("what is damaged, in use or not there is not compacted") {
   CHECK(world.why({"compact", "DIR/empty"}) == "checkpoint_tool: DIR/empty: there is no checkpoint in it\n");
 }
 
-TEST_CASE("a copy has the name of what it is a copy of, and is whole") {
+TEST_CASE("a copy has its original's name, and is full") {
   const world_folder world(save_four);
   CHECK(world.text({"copy", "DIR/run", "DIR/other"}) ==
         "DIR/other/step-0000000004-g00000004\n"
@@ -277,7 +277,7 @@ TEST_CASE("a copy has the name of what it is a copy of, and is whole") {
   CHECK(world.json({"list", "DIR/other"})["checkpoints"].size() == 2);
 }
 
-TEST_CASE("what a checkpoint that stays refers to stays, and a dry run says so") {
+TEST_CASE("references of a remaining checkpoint stay, and a dry run says so") {
   const world_folder world;
   save_run(world / "run", {{}, {{1}, {}}, {{1}, {}}, {{2}, {}}});
   const std::vector<std::string> asked{"prune", "DIR/run", "--keep-last", "2"};
@@ -308,7 +308,7 @@ TEST_CASE("what a checkpoint that stays refers to stays, and a dry run says so")
   CHECK(world.json({"list", "DIR/run"})["checkpoints"].size() == 2);
 }
 
-TEST_CASE("checkpoints to which an incomplete one refers stay, too, and a dry run says so") {
+TEST_CASE("references of an incomplete checkpoint also stay, and a dry run says so") {
   const world_folder world;
   save_run(world / "run", {{}, {{1}, {}}, {{2}, {}}});  // the third refers to both
   save_run(world / "run", {{}, {}, {}});

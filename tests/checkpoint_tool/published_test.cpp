@@ -32,7 +32,9 @@ TEST_CASE("a published model is listed, shown and verified by its index") {
   CHECK(missing.notes.find("\"lm_head.weight\" among them") != std::string::npos);
 }
 
-TEST_CASE("it is resharded into a checkpoint of several ranks, with the same bytes, and back into files") {
+TEST_CASE(
+    "a published model is resharded into a checkpoint of several ranks with the same bytes, and back into "
+    "files") {
   const published_model model;
   const world_folder world;
   CHECK(world.json({"convert", model.path(), "DIR/four", "--world", "4", "--partition", "rows"})["world"] ==

@@ -12,7 +12,7 @@
 using namespace checkpoint_tool;
 using enum llmmem::safetensors_type;
 
-TEST_CASE("floats of every width mean what their formats say") {
+TEST_CASE("floats of every width have the values of their formats") {
   const double infinity = std::numeric_limits<double>::infinity();
   CHECK(float_value(f16, 0x3C00) == 1);
   CHECK(float_value(f16, 0xC000) == -2);
@@ -46,7 +46,7 @@ TEST_CASE("every BF16 is the upper half of a float") {
   }
 }
 
-TEST_CASE("elements are taken out of bytes, the first from the lowest bits") {
+TEST_CASE("elements are extracted from bytes, the first from the lowest bits") {
   const std::array<std::byte, 6> bytes{std::byte{0x21}, std::byte{0x43}, std::byte{0x65},
                                        std::byte{0x87}, std::byte{0xA9}, std::byte{0xCB}};
   for (std::uint64_t i = 0; i < 12; ++i)

@@ -75,7 +75,7 @@ TEST_CASE("every float becomes the bfloat16 nearest to it") {
   }
 }
 
-TEST_CASE("around every bfloat16, and in the middle between two, rounding is right") {
+TEST_CASE("rounding is right around every bfloat16, and in the middle between two") {
   std::vector<std::uint32_t> words;
   for (std::uint32_t high = 0; high < 0x1'0000; ++high) {
     for (const std::uint32_t low : {0U, 1U, 0x7FFFU, 0x8000U, 0x8001U, 0xFFFFU})
@@ -88,7 +88,7 @@ TEST_CASE("around every bfloat16, and in the middle between two, rounding is rig
   }
 }
 
-TEST_CASE("every bfloat16 widens to the float of its value, and comes back, NaNs made quiet") {
+TEST_CASE("every bfloat16 widens to its float and comes back, with NaNs made quiet") {
   std::vector<std::uint16_t> forms(0x1'0000);
   for (std::size_t i = 0; i < forms.size(); ++i)
     forms[i] = static_cast<std::uint16_t>(i);
@@ -142,7 +142,7 @@ TEST_CASE(
   CHECK(bf16_from_f32_bits(std::bit_cast<std::uint32_t>(std::numeric_limits<float>::max())) == 0x7F80);
 }
 
-TEST_CASE("signs, zeros, infinities and NaNs stay what they are") {
+TEST_CASE("signs, zeros, infinities and NaNs are kept") {
   constexpr std::array<std::uint32_t, 8> words{0x0000'0000, 0x8000'0000, 0x7F80'0000, 0xFF80'0000,
                                                0x7FC0'0000, 0xFF80'0001, 0x7FFF'FFFF, 0x0000'0001};
   constexpr std::array<std::uint16_t, 8> forms{0x0000, 0x8000, 0x7F80, 0xFF80,

@@ -96,7 +96,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a compressed plane longer than the plane itself is damage, even if it could be decompressed") {
+TEST_CASE(
+    "a compressed plane longer than the plane itself counts as damage, even if it could be decompressed") {
   random_numbers random(9);
   const byte_string plane = chunk_of(filling::few_values, 8, random);
   huffman_plane compressor(8);
@@ -146,14 +147,14 @@ TEST_CASE("the encoded form is as the class documents: header, then planes, the 
   }
 }
 
-TEST_CASE("no chunk is the header alone") {
+TEST_CASE("an empty chunk is encoded as the header alone") {
   byte_plane<dtype::f32> codec(64);
   const byte_string form = encoded(codec, {});
   CHECK(form.size() == 24);
   CHECK(decoded(codec, form, 0).empty());
 }
 
-TEST_CASE("noise is stored as it is, a header and four bytes a plane longer") {
+TEST_CASE("noise is stored unchanged, with a header and four bytes per plane") {
   random_numbers random(1);
   for (const std::size_t size : {block / 2, block, 2 * block, 2 * block + 2}) {
     const byte_string noise = chunk_of(filling::noise, size, random);
@@ -229,7 +230,7 @@ TEST_CASE("a frame of zstd cut short, or of another plane, is damage") {
 }
 #endif
 
-TEST_CASE("the form of another element or compressor is not decoded") {
+TEST_CASE("the form of another element type or compressor is refused") {
   random_numbers random(3);
   const byte_string chunk = chunk_of(filling::bell_bf16, 4000, random);
   byte_plane<dtype::bf16> codec(4000);
@@ -242,7 +243,7 @@ TEST_CASE("the form of another element or compressor is not decoded") {
             " here: different shape, element type, block size or model; nothing was copied");
 }
 
-TEST_CASE("bell-shaped weights shrink as their entropy promises") {
+TEST_CASE("bell-shaped weights shrink by their entropy") {
   // bf16: 8 bits of sign and mantissa, some 2.6 of exponent: 16 / 10.6. fp32: 32 / 26.6.
   random_numbers random(4);
   const byte_string floats = chunk_of(filling::bell_f32, 4'000'000, random);
@@ -255,7 +256,7 @@ TEST_CASE("bell-shaped weights shrink as their entropy promises") {
 #endif
 }
 
-TEST_CASE("one value all over takes a few bytes a block") {
+TEST_CASE("a constant chunk takes a few bytes per block") {
   const byte_string zeros(4 * block);
   CHECK(ratio_of<byte_plane<dtype::bf16>>(zeros) > 1e4);
   CHECK(ratio_of<byte_plane<dtype::f32>>(zeros) > 1e4);
@@ -264,7 +265,7 @@ TEST_CASE("one value all over takes a few bytes a block") {
 #endif
 }
 
-TEST_CASE("a plane is tried when a sample of it says that a sixth can be saved") {
+TEST_CASE("a plane is compressed if a sample promises to save a sixth") {
   random_numbers random(6);
   const auto even_up_to = [&](std::uint64_t values, std::size_t size) {
     byte_string plane(size);
@@ -288,7 +289,7 @@ TEST_CASE("a plane is tried when a sample of it says that a sixth can be saved")
   CHECK(detail::has_uneven_bytes(plane));
 }
 
-TEST_CASE("floats that are bfloat16s already take little more than these") {
+TEST_CASE("floats that are bfloat16 values take little more than those") {
   // Of 32 bits: 2.6 of exponent, a plane of 7-bit mantissas, one of zeros, one of signs at a bit each.
   random_numbers random(5);
   byte_string floats = chunk_of(filling::bell_f32, 1'000'000, random);

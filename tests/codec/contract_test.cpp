@@ -77,7 +77,7 @@ TEST_CASE_TEMPLATE("a codec decodes what was encoded, or a value within its boun
   }
 }
 
-TEST_CASE_TEMPLATE("encode and decode touch nothing outside their spans, at any alignment", Codec,
+TEST_CASE_TEMPLATE("encode and decode access nothing outside their spans, at any alignment", Codec,
                    LLMMEM_TESTS_CODECS) {
   random_numbers random(7);
   constexpr std::byte untouched{0xA5};
@@ -124,8 +124,8 @@ TEST_CASE_TEMPLATE("an encoded form cut short anywhere, or made longer, is refus
   }
 }
 
-TEST_CASE_TEMPLATE("with any bit wrong a form is refused, or decoded to as many bytes as were asked for",
-                   Codec, LLMMEM_TESTS_CODECS) {
+TEST_CASE_TEMPLATE("a form with any wrong bit is refused, or decoded to the requested number of bytes", Codec,
+                   LLMMEM_TESTS_CODECS) {
   random_numbers random(5);
   constexpr std::byte untouched{0x5A};
   Codec codec(1 << 16);
@@ -148,7 +148,7 @@ TEST_CASE_TEMPLATE("with any bit wrong a form is refused, or decoded to as many 
   }
 }
 
-TEST_CASE_TEMPLATE("bytes that no codec wrote never do harm", Codec, LLMMEM_TESTS_CODECS) {
+TEST_CASE_TEMPLATE("arbitrary bytes are harmless", Codec, LLMMEM_TESTS_CODECS) {
   for (const auto seed : seeds_within(200, 40)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -164,8 +164,8 @@ TEST_CASE_TEMPLATE("bytes that no codec wrote never do harm", Codec, LLMMEM_TEST
   }
 }
 
-TEST_CASE_TEMPLATE("the longest form is never longer than said, and longer chunks may have longer ones",
-                   Codec, LLMMEM_TESTS_CODECS) {
+TEST_CASE_TEMPLATE("no form is longer than the codec's bound, which grows with the chunk", Codec,
+                   LLMMEM_TESTS_CODECS) {
   random_numbers random(11);
   Codec codec(2 * block);
   std::uint64_t before = 0;
@@ -178,7 +178,7 @@ TEST_CASE_TEMPLATE("the longest form is never longer than said, and longer chunk
   CHECK(encoded(codec, noise).size() == Codec::worst_case_bytes(noise.size()));
 }
 
-TEST_CASE_TEMPLATE("a codec allocates in its constructor only, and says how much", Codec,
+TEST_CASE_TEMPLATE("a codec allocates only in its constructor, and reports how much", Codec,
                    LLMMEM_TESTS_CODECS) {
   random_numbers random(13);
   const byte_string chunk = chunk_of(filling::bell_f32, 70'000 * Codec::element_bytes, random);
@@ -203,7 +203,7 @@ TEST_CASE_TEMPLATE("a codec allocates in its constructor only, and says how much
         static_cast<std::int64_t>(counting.allocations()));
 }
 
-TEST_CASE_TEMPLATE("a codec that was moved works on, and any object decodes what another encoded", Codec,
+TEST_CASE_TEMPLATE("a moved codec works, and any object decodes another's forms", Codec,
                    LLMMEM_TESTS_CODECS) {
   random_numbers random(17);
   const byte_string chunk = chunk_of(filling::bell_bf16, 5000 * Codec::element_bytes, random);
@@ -222,8 +222,9 @@ TEST_CASE_TEMPLATE("a codec that was moved works on, and any object decodes what
   CHECK(decoded(larger, form, chunk.size()) == back);
 }
 
-TEST_CASE_TEMPLATE("a codec refuses chunks it was not built for, and outputs too small, with the numbers",
-                   Codec, LLMMEM_TESTS_CODECS) {
+TEST_CASE_TEMPLATE(
+    "a codec refuses chunks of the wrong size, and outputs that are too small, with the numbers", Codec,
+    LLMMEM_TESTS_CODECS) {
   const std::string who = Codec::name;
   constexpr std::uint64_t size = 64;
   Codec codec(size);
@@ -246,7 +247,7 @@ TEST_CASE_TEMPLATE("a codec refuses chunks it was not built for, and outputs too
   CHECK(codec.encode(std::span(chunk).first(size), std::span(room).first(most)));
 }
 
-TEST_CASE_TEMPLATE("a codec for chunks of no bytes, or of too many, is refused", Codec, LLMMEM_TESTS_CODECS) {
+TEST_CASE_TEMPLATE("a codec for chunks of 0 bytes, or of too many, is refused", Codec, LLMMEM_TESTS_CODECS) {
   const std::string who = Codec::name;
   const std::string none = who + ": max_chunk_bytes is 0; it must be at least 1";
   CHECK_THROWS_WITH_AS(Codec(0), none.c_str(), length_error);
@@ -254,6 +255,6 @@ TEST_CASE_TEMPLATE("a codec for chunks of no bytes, or of too many, is refused",
   CHECK_THROWS_WITH_AS(Codec(max_bytes + 1), many.c_str(), length_error);
 }
 
-TEST_CASE("no two codecs have one format") {
+TEST_CASE("no two codecs share a format") {
   CHECK(format_ids<LLMMEM_TESTS_CODECS>().size() == count_of<LLMMEM_TESTS_CODECS>);
 }

@@ -80,7 +80,7 @@ byte_string of(std::initializer_list<int> values) {
 
 }  // namespace
 
-TEST_CASE("code lengths are the best there are up to 11 bits") {
+TEST_CASE("code lengths are optimal up to 11 bits") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -108,7 +108,7 @@ TEST_CASE("code lengths are the best there are up to 11 bits") {
   CHECK(detail::best_lengths(all)[7] == 1);
 }
 
-TEST_CASE("no code begins another, and shorter codes come first") {
+TEST_CASE("no code is a prefix of another, and shorter codes come first") {
   random_numbers random(9);
   const auto codes = *detail::canonical_codes(detail::best_lengths(random_counts(random, 60)));
   for (std::size_t one = 0; one < 256; ++one) {
@@ -145,7 +145,7 @@ TEST_CASE("code lengths that leave gaps, overlap, or exceed 11 bits are refused"
   CHECK(detail::canonical_codes(most));
 }
 
-TEST_CASE("counts are those of a loop") {
+TEST_CASE("counts equal those of a loop") {
   random_numbers random(10);
   for (std::size_t size = 0; size < 40; ++size) {
     const byte_string plane = chunk_of(filling::few_values, size, random);
@@ -156,7 +156,7 @@ TEST_CASE("counts are those of a loop") {
   }
 }
 
-TEST_CASE("planes of every length come back, into outputs that are just large enough") {
+TEST_CASE("planes of every length are restored to outputs that are just large enough") {
   huffman_plane plane(1 << 20);
   for (const auto seed : seeds(20)) {
     CAPTURE(seed);
@@ -190,7 +190,7 @@ TEST_CASE("the compressed form is as the class documents") {
   CHECK_FALSE(compressed(plane, {}, 10));
 }
 
-TEST_CASE("forms that are damaged, and that no bit flip would find, are refused") {
+TEST_CASE("damaged forms that no bit flip would produce are refused") {
   huffman_plane plane(100);
   const byte_string in = of({3, 5, 3, 6, 3, 9, 3, 5});
   const byte_string good = *compressed(plane, in, 100);
@@ -234,7 +234,7 @@ TEST_CASE("forms that are damaged, and that no bit flip would find, are refused"
   CHECK(plane.decompress(bad, in_bits));
 }
 
-TEST_CASE("decompressing arbitrary bytes writes only the plane") {
+TEST_CASE("a decompression of arbitrary bytes writes only the plane") {
   huffman_plane plane(1 << 16);
   constexpr std::byte untouched{0xC3};
   for (const auto seed : seeds(500)) {

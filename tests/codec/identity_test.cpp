@@ -7,7 +7,7 @@
 
 using namespace llmmem;
 
-TEST_CASE("the identity's form is the chunk, and one of another size is refused with both") {
+TEST_CASE("the identity's form is the chunk, and a form of another size is refused with both sizes") {
   const identity_codec codec(16);
   const std::array<std::byte, 3> chunk{std::byte{1}, std::byte{2}, std::byte{3}};
   std::array<std::byte, 3> form{};

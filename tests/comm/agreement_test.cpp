@@ -181,7 +181,7 @@ struct letters {
 }  // namespace
 
 TEST_SUITE("agreement") {
-  TEST_CASE("without failures all agree on the AND of what they say, by 4 messages a member") {
+  TEST_CASE("without failures all members agree on the AND of their votes, by 4 messages per member") {
     for (const std::uint32_t count : {1U, 2U, 3U, 8U}) {
       CAPTURE(count);
       members_at_work all(count, 1);
@@ -203,7 +203,7 @@ TEST_SUITE("agreement") {
     }
   }
 
-  TEST_CASE("every order in which up to 3 of 4 die, at every message they send, leaves the others agreed") {
+  TEST_CASE("if up to 3 of 4 members die in any order, at any message they send, the others agree") {
     const std::vector<std::uint64_t> said = sayings(4);
     constexpr std::uint32_t most_messages = 9;
     std::uint64_t runs = 0;
@@ -263,8 +263,7 @@ TEST_SUITE("agreement") {
   }
 
   TEST_CASE(
-      "of two halves that cannot reach each other at most one decides; if one half has died, the other "
-      "decides") {
+      "if two halves cannot reach each other, at most one decides; if one half has died, the other decides") {
     for (const auto seed : llmmem_tests::seeds(3000)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -341,7 +340,8 @@ TEST_SUITE("agreement") {
   }
 
   TEST_CASE(
-      "a process that is reported as failed takes no others with it, and considers the reporter estranged") {
+      "a process that is reported as failed makes no other process fail, and considers the reporter "
+      "estranged") {
     members_at_work all(5, 1);
     for (std::size_t other = 0; other < 4; ++other)
       all.suspect(4, other);
@@ -358,8 +358,8 @@ TEST_SUITE("agreement") {
   }
 
   TEST_CASE(
-      "a process that is wrongly reported dead leaves alone, and takes no process with it that has not heard "
-      "of this") {
+      "a process that is wrongly reported dead leaves alone, without the processes that have not received "
+      "the report") {
     members_at_work all(5, 1);
     all.suspect(4, 1);
     for (std::size_t i = 0; i < 5; ++i)
@@ -389,7 +389,7 @@ TEST_SUITE("agreement") {
     CHECK_FALSE(part.take_outcome());
   }
 
-  TEST_CASE("a process that died before it began is among those that are out") {
+  TEST_CASE("a process that died before it began an agreement counts as failed") {
     members_at_work all(4, 1);
     all.kill_after(2, 0);
     for (std::size_t i = 0; i < 4; ++i)
@@ -401,9 +401,7 @@ TEST_SUITE("agreement") {
     }
   }
 
-  TEST_CASE(
-      "of the earlier coordinators' proposals, the latest is proposed again, regardless of which report "
-      "comes first") {
+  TEST_CASE("a new coordinator proposes the latest of the earlier proposals, in any order of the reports") {
     for (const bool latest_first : {false, true}) {
       CAPTURE(latest_first);
       letters sent;
@@ -420,7 +418,7 @@ TEST_SUITE("agreement") {
     }
   }
 
-  TEST_CASE("a process that has accepted a value and is then alone decides that value, not its own") {
+  TEST_CASE("a process that accepted a value and is then alone decides that value, not its own") {
     letters sent;
     agreement part(seat_id{1}, seat_set::first(rank_count{2}));
     part.begin(7, {}, sent.post());
@@ -431,7 +429,7 @@ TEST_SUITE("agreement") {
     CHECK(part.take_outcome().value() == comm::agreed{.bits = 3});  // in which 0 had not failed yet
   }
 
-  TEST_CASE("of a decision that counts it among the failed a member learns that it is out") {
+  TEST_CASE("a member learns of a decision that counts it among the failed") {
     letters sent;
     agreement part(seat_id{3}, seat_set::first(rank_count{4}));
     part.begin(1, {}, sent.post());

@@ -34,7 +34,7 @@ struct by_failures {
 
 }  // namespace
 
-TEST_CASE("a seat is called at once, and after each failure when twice the time has passed") {
+TEST_CASE("a schedule calls a seat at once, and after each failure when the pause has doubled") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -77,7 +77,7 @@ TEST_CASE("a seat is called at once, and after each failure when twice the time 
   }
 }
 
-TEST_CASE("the pause grows to the longest one and stays there") {
+TEST_CASE("the pause grows to its limit and stays there") {
   listening_clock clock;
   call_schedule calls(clock, 1, first, last);
   std::uint64_t now = 100;

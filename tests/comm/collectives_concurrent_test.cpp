@@ -86,7 +86,8 @@ std::vector<std::uint64_t> random_blocks(std::uint64_t bytes, std::uint32_t worl
 }  // namespace
 
 TEST_SUITE("collectives") {
-  TEST_CASE("every root's bytes reach everybody, by as many bytes sent as there are others") {
+  TEST_CASE(
+      "a broadcast from any root reaches all ranks, and sends as many copies as there are other ranks") {
     for (std::uint32_t world = 1; world <= 9; ++world) {
       CAPTURE(world);
       in_world(world, world, [&](ranks_of& ranks, std::uint32_t self) {
@@ -110,7 +111,7 @@ TEST_SUITE("collectives") {
     }
   }
 
-  TEST_CASE("blocks of any size come together at all ranks, directly and round the ring") {
+  TEST_CASE("an all-gather brings blocks of any size to all ranks, directly and over the ring") {
     for (const auto seed : llmmem_tests::seeds(30)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -134,7 +135,7 @@ TEST_SUITE("collectives") {
     }
   }
 
-  TEST_CASE("a sum has the bits of its order: that of the ranks directly, that of the ring round it") {
+  TEST_CASE("a sum has the bits of its order: the ranks' order if direct, the ring's order over the ring") {
     for (const auto seed : llmmem_tests::seeds(40)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -176,7 +177,9 @@ TEST_SUITE("collectives") {
     }
   }
 
-  TEST_CASE("an all-reduce moves 2 (N - 1) / N of its bytes, and ends the same at all ranks by every way") {
+  TEST_CASE(
+      "an all-reduce moves 2 (N - 1) / N of its bytes, and gives all ranks the same result by every "
+      "algorithm") {
     for (std::uint32_t world = 2; world <= 8; ++world) {
       CAPTURE(world);
       const std::size_t count = std::size_t{world} * 300;
@@ -206,7 +209,7 @@ TEST_SUITE("collectives") {
     }
   }
 
-  TEST_CASE("bfloat16s are rounded at each sum, and bytes take part by exclusive or") {
+  TEST_CASE("sums round bfloat16s at each step, and combine bytes by exclusive or") {
     in_world(3, 1, [&](ranks_of& ranks, std::uint32_t self) {
       collective_call call{.by = ranks.after(second)};
       // 256 + 1 is halfway between two bfloat16s: to even, twice.
@@ -226,7 +229,7 @@ TEST_SUITE("collectives") {
     });
   }
 
-  TEST_CASE("blocks of any size change places, in one hop and in two") {
+  TEST_CASE("an all-to-all exchanges blocks of any size, in one hop and in two") {
     for (const auto seed : llmmem_tests::seeds(30)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -285,7 +288,7 @@ TEST_SUITE("collectives") {
     }
   }
 
-  TEST_CASE("no rank leaves a barrier before all have come") {
+  TEST_CASE("no rank leaves a barrier before all ranks have entered it") {
     for (std::uint32_t world = 1; world <= 7; ++world) {
       std::uint32_t there = 0;  // one thread at a time runs
       in_world(world, world, [&](ranks_of& ranks, std::uint32_t self) {
@@ -343,7 +346,7 @@ TEST_SUITE("collectives") {
     CHECK(failed > 50);
   }
 
-  TEST_CASE("some of the ranks are a group of their own") {
+  TEST_CASE("a group of some ranks runs its own collectives") {
     in_world(5, 1, [&](ranks_of& ranks, std::uint32_t self) {
       // {4, 1, 3} and {0, 2}: in that order.
       const std::vector<rank_id> odd{rank_id{4}, rank_id{1}, rank_id{3}};
@@ -369,7 +372,7 @@ TEST_SUITE("collectives") {
     });
   }
 
-  TEST_CASE("sizes that do not fit are refused before anything is sent, and nothing is revoked") {
+  TEST_CASE("mismatched sizes are refused before any rank sends, and revoke nothing") {
     in_world(2, 1, [&](ranks_of& ranks, std::uint32_t) {
       collective_call call{.by = ranks.after(second)};
       std::vector<std::byte> data(10);

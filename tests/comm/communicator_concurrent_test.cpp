@@ -69,7 +69,7 @@ void end_of_a_while(ranks_of& ranks) {
 }  // namespace
 
 TEST_SUITE("communicator") {
-  TEST_CASE("ranks pass messages round a ring") {
+  TEST_CASE("ranks pass messages around a ring") {
     sim_network net({.seats = 4});
     net.run([](sim_endpoint& end) {
       ranks_of ranks(end);
@@ -121,7 +121,8 @@ TEST_SUITE("communicator") {
     }
   }
 
-  TEST_CASE("several die, some come back and are admitted, and all that are left end with the same state") {
+  TEST_CASE(
+      "several ranks die, some return and are admitted, and all remaining ranks end with the same state") {
     std::uint64_t admitted = 0;
     for (const auto seed : llmmem_tests::seeds(300)) {
       CAPTURE(seed);
@@ -158,7 +159,7 @@ TEST_SUITE("communicator") {
     CHECK(admitted > 30);
   }
 
-  TEST_CASE("a job that is cut in two continues in one half at most, and a stopped rank is left behind") {
+  TEST_CASE("a job that is cut in two continues in at most one half, and a stopped rank is left behind") {
     std::uint64_t left_behind = 0;
     for (const auto seed : llmmem_tests::seeds(300)) {
       CAPTURE(seed);
@@ -187,9 +188,7 @@ TEST_SUITE("communicator") {
     CHECK(left_behind > 30);
   }
 
-  TEST_CASE(
-      "messages are distinguished by tag, in any order, and those of one tag come in the order they were "
-      "sent") {
+  TEST_CASE("ranks receive messages by tag in any order, and those of one tag in the order of sending") {
     in_pairs({}, [](ranks_of& ranks, rank_id other) {
       const deadline by = ranks.after(second);
       if (to_index(ranks.rank()) == 0) {
@@ -212,7 +211,7 @@ TEST_SUITE("communicator") {
     });
   }
 
-  TEST_CASE("what comes early beyond the budget waits, and is there when it is asked for") {
+  TEST_CASE("early messages beyond the budget wait, and are there when the rank receives them") {
     in_pairs({.early_bytes = 10'000}, [](ranks_of& ranks, rank_id other) {
       const deadline by = ranks.after(second);
       if (to_index(ranks.rank()) == 0) {
@@ -233,7 +232,7 @@ TEST_SUITE("communicator") {
     });
   }
 
-  TEST_CASE("a message of another length is refused with both, and the next one comes") {
+  TEST_CASE("a message of the wrong length is refused with both lengths, and the next one arrives") {
     in_pairs({}, [](ranks_of& ranks, rank_id other) {
       const deadline by = ranks.after(second);
       if (to_index(ranks.rank()) == 0) {
@@ -258,8 +257,7 @@ TEST_SUITE("communicator") {
     });
   }
 
-  TEST_CASE(
-      "a wait ends at its deadline and says how far it came, and a message lost halfway harms no other") {
+  TEST_CASE("a wait ends at its deadline and reports its progress, and a half-lost message harms no other") {
     in_pairs({}, [](ranks_of& ranks, rank_id other) {
       if (to_index(ranks.rank()) == 0) {
         // Fills the lane, and waits for who does not listen.
@@ -301,7 +299,7 @@ TEST_SUITE("communicator") {
     });
   }
 
-  TEST_CASE("a damaged message is an error and its bytes are not accepted, and the next one comes") {
+  TEST_CASE("a damaged message is an error, none of its bytes are accepted, and the next message arrives") {
     std::uint64_t damaged = 0;
     for (const auto seed : llmmem_tests::seeds(20)) {
       CAPTURE(seed);
@@ -334,7 +332,8 @@ TEST_SUITE("communicator") {
   }
 
   TEST_CASE(
-      "a rank that waits for a live one learns by a revoke that another has died, long before its deadline") {
+      "a rank that waits for a live rank learns by a revoke that another rank has died, long before the "
+      "deadline") {
     sim_network net({.seats = 3, .max_notice_ns = millisecond});
     net.kill_at(seat_id{2}, 5 * millisecond);
     net.run([&](sim_endpoint& end) {
@@ -369,7 +368,7 @@ TEST_SUITE("communicator") {
     });
   }
 
-  TEST_CASE("what came whole from one that has died can still be received") {
+  TEST_CASE("a rank can receive a complete message of a rank that has died") {
     sim_network net({.seats = 2});
     net.run([&](sim_endpoint& end) {
       ranks_of ranks(end);
@@ -390,7 +389,7 @@ TEST_SUITE("communicator") {
     });
   }
 
-  TEST_CASE("one that was silent for long comes back to an epoch that is over, and can do nothing in it") {
+  TEST_CASE("a rank that returns after a long silence finds its epoch over, and can do nothing in it") {
     sim_network net({.seats = 3, .hard_silence_ns = 100 * millisecond});
     net.stop(seat_id{0}, 5 * millisecond, second);
     net.run([&](sim_endpoint& end) {
@@ -495,7 +494,7 @@ TEST_SUITE("communicator") {
     }
   }
 
-  TEST_CASE("a revoke that comes after its epoch is over ends nothing") {
+  TEST_CASE("a revoke that arrives after its epoch is over ends nothing") {
     for (const auto seed : llmmem_tests::seeds(20)) {
       CAPTURE(seed);
       sim_network net({.seats = 3, .seed = seed});

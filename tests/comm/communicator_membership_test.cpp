@@ -182,8 +182,7 @@ scripted_endpoint first_of_three() {
 
 TEST_SUITE("communicator_membership") {
   TEST_CASE(
-      "the death of a seat's earlier process is not the death of the member that a newcomer has yet to "
-      "meet") {
+      "the death of a seat's earlier process does not count for the member that a newcomer has yet to meet") {
     scripted_endpoint end = newcomer();
     end.comes(one);
     end.says_hello(one, 5, 20);  // a process that has died since, which this one has not noticed
@@ -206,7 +205,7 @@ TEST_SUITE("communicator_membership") {
   }
 
   TEST_CASE(
-      "a process that ended before it said which it is may have been the member, which then is suspected") {
+      "a process that ended before it identified itself may have been the member, which is then suspected") {
     for (const bool is_known : {true, false}) {
       CAPTURE(is_known);
       scripted_endpoint end = newcomer();
@@ -251,7 +250,7 @@ TEST_SUITE("communicator_membership") {
     CHECK(end.now_ns() == 0);
   }
 
-  TEST_CASE("a member that reported itself fresh after the epoch had begun waits for no later message") {
+  TEST_CASE("a member that reported itself as fresh after the epoch had begun waits for no later message") {
     scripted_endpoint end(zero, 3, 10);
     end.comes(one);
     end.comes(two);
@@ -269,7 +268,8 @@ TEST_SUITE("communicator_membership") {
   }
 
   TEST_CASE(
-      "a fresh process in the seat of a member that died before this one began is not given up for it") {
+      "a fresh process in the seat of a member that died before this process began is not given up for that "
+      "death") {
     scripted_endpoint end(zero, 3, 10);
     end.comes(one);
     end.comes(two);
@@ -312,8 +312,7 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.failed().empty());
   }
 
-  TEST_CASE(
-      "messages of an epoch from a process that is not its member are ignored, and the process is fenced") {
+  TEST_CASE("messages of an epoch from a process outside it are ignored, and the process is fenced") {
     scripted_endpoint end(zero, 3, 10);
     end.comes(one);
     end.comes(two);
@@ -369,7 +368,9 @@ TEST_SUITE("communicator_membership") {
     CHECK(decided_for(0, true) == to_the_member);
   }
 
-  TEST_CASE("a welcome to a later epoch fences a process that is in one, and an earlier one its author") {
+  TEST_CASE(
+      "a welcome to a later epoch fences a process that is in an epoch, and a welcome to an earlier one "
+      "fences its author") {
     const auto after = [](auto says) {
       scripted_endpoint end = first_of_three();
       communicator ranks(end);
@@ -429,7 +430,7 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.failed().empty());
   }
 
-  TEST_CASE("a process that this one has given up is suspected in the epoch that others admit it to") {
+  TEST_CASE("a process that this one has given up is suspected in the epoch to which others admit it") {
     scripted_endpoint end(zero, 3, 10);
     end.comes(one);
     end.comes(two);
@@ -450,7 +451,7 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.failed().empty());
   }
 
-  TEST_CASE("a seat that is missing at the deadline is named with what is known of it") {
+  TEST_CASE("at the deadline, the error names each missing seat and what is known of it") {
     const auto missing = [](seat_id seat, seat_absence why, std::uint64_t count) {
       return failure{errc::seat_missing, to_index(seat), static_cast<std::uint64_t>(why), count};
     };
@@ -539,8 +540,7 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.world() == rank_count{2});
   }
 
-  TEST_CASE(
-      "two that are fresh and meet before one of them is admitted: the other waits for that one as well") {
+  TEST_CASE("if two fresh processes meet before one is admitted, the other also waits for that one") {
     scripted_endpoint end = newcomer();
     end.comes(one);
     end.says_hello(one, 0, 22);
@@ -555,9 +555,8 @@ TEST_SUITE("communicator_membership") {
   }
 
   TEST_CASE(
-      "a process that has failed and is still a member of the next epoch has failed in it, whichever process "
-      "sits "
-      "there by now") {
+      "a failed process that is still a member of the next epoch has failed in it, even if another process "
+      "has its seat") {
     for (const comm::death how : {comm::death::certain, comm::death::suspected}) {
       scripted_endpoint end = first_of_three();
       communicator ranks(end);
@@ -585,7 +584,8 @@ TEST_SUITE("communicator_membership") {
     }
   }
 
-  TEST_CASE("a member that died before the epoch began is dead in it, for certain or not") {
+  TEST_CASE(
+      "a member that died before the epoch began is dead in it, with the certainty of the earlier report") {
     for (const comm::death how : {comm::death::certain, comm::death::suspected}) {
       scripted_endpoint end = newcomer();
       end.comes(one);
@@ -602,7 +602,7 @@ TEST_SUITE("communicator_membership") {
     }
   }
 
-  TEST_CASE("one that dies while it waits to be admitted waits no more") {
+  TEST_CASE("a process that dies while it waits for admission no longer counts as waiting") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();
@@ -616,7 +616,7 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.waiting().empty());
   }
 
-  TEST_CASE("a revoke from a rank that has begun the next epoch ends that epoch, and no other") {
+  TEST_CASE("a revoke from a rank that has begun the next epoch ends that epoch and no other") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();
@@ -636,7 +636,7 @@ TEST_SUITE("communicator_membership") {
     CHECK_FALSE(ranks.is_revoked());
   }
 
-  TEST_CASE("a process that is no member revokes nothing, neither this epoch nor the next") {
+  TEST_CASE("a process that is not a member revokes neither this epoch nor the next") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();
@@ -664,7 +664,7 @@ TEST_SUITE("communicator_membership") {
     CHECK_FALSE(later.is_revoked());
   }
 
-  TEST_CASE("a process that was left behind and still agrees in its old epoch learns that it is fenced") {
+  TEST_CASE("a process that was left behind learns that it is fenced when it agrees in its old epoch") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();
@@ -679,7 +679,8 @@ TEST_SUITE("communicator_membership") {
   }
 
   TEST_CASE(
-      "a process that learns that a later epoch began without it decides nothing from then on, and says so") {
+      "a process that learns that a later epoch began without it decides nothing from then on, and reports "
+      "that") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();
@@ -693,7 +694,7 @@ TEST_SUITE("communicator_membership") {
     CHECK(end.now_ns() < 300);
   }
 
-  TEST_CASE("messages that a member sent in an epoch that is over are not received in the next") {
+  TEST_CASE("messages of an epoch that is over are not received in the next") {
     scripted_endpoint end = first_of_three();
     communicator ranks(end);
     ranks.join({100}).value();
@@ -707,7 +708,7 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.stats().early_bytes == 0);
   }
 
-  TEST_CASE("a send that waits ends when its epoch is revoked, this process is out, or its receiver dies") {
+  TEST_CASE("a waiting send ends when its epoch is revoked, this process is out, or its receiver dies") {
     const auto sent_while = [](auto happens) {
       scripted_endpoint end = first_of_three();
       communicator ranks(end);

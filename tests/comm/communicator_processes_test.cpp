@@ -125,7 +125,8 @@ TEST_SUITE("communicator_processes") {
     CHECK(readmitted > 3);
   }
 
-  TEST_CASE("a rank that stood still continues alone in no case, however the others ended that left it out") {
+  TEST_CASE(
+      "a rank that stood still never continues alone, regardless of how the others that left it out ended") {
     for ([[maybe_unused]] const auto seed : llmmem_tests::seeds(1)) {
       for (const bool is_tcp : {false, true}) {
         for (const others_end how : {others_end::leave, others_end::are_killed}) {
@@ -167,7 +168,7 @@ TEST_SUITE("communicator_processes") {
     }
   }
 
-  TEST_CASE("ranks that starve next to others that compute are healthy, and none is killed for its silence") {
+  TEST_CASE("ranks that starve while others compute are healthy, and none is killed for its silence") {
     // It takes half a minute of all cores: scripts/soak sets that.
     if (std::getenv("LLMMEM_SEED_FACTOR") == nullptr) return;
     const std::vector<std::string> addresses = llmmem_tests::free_addresses(3);
@@ -211,8 +212,7 @@ TEST_SUITE("communicator_processes") {
     }
   }
 
-  TEST_CASE(
-      "agreements that end before a silence does add up to it, and the last leaves the silent one out") {
+  TEST_CASE("the silences of consecutive agreements add up, and the last one leaves the silent rank out") {
     const llmmem_tests::temporary_folder folder;
     const auto options = [&](std::uint32_t seat) {
       return socket_options{.seat = seat_id{seat},

@@ -23,7 +23,7 @@ constexpr std::uint64_t beat_ms = 1'000'000;
 
 }  // namespace
 
-TEST_CASE("heartbeats and messages of the owner go over one lane in turn, each whole") {
+TEST_CASE("heartbeats and the owner's messages share one lane, and each arrives complete") {
   const detail::socket_poller poller(true);
   control_channel channel(poller, 2, 2 * max_post_bytes);
   const socket_pair pair;
@@ -58,7 +58,7 @@ TEST_CASE("heartbeats and messages of the owner go over one lane in turn, each w
   CHECK(pair.hear_there().empty());
 }
 
-TEST_CASE("no heartbeat goes to a lane that is closed, whose socket the owner may close") {
+TEST_CASE("no heartbeat goes to a closed lane, whose socket the owner may close") {
   const detail::socket_poller poller(true);
   control_channel channel(poller, 1, 2 * max_post_bytes);
   channel.reserve(seat_id{0});

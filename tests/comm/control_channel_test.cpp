@@ -99,7 +99,7 @@ std::vector<frame_sort> sorts_of(const std::vector<read_frame>& frames) {
 
 }  // namespace
 
-TEST_CASE("a lane begins with a heartbeat, and each message goes at once while the socket has space") {
+TEST_CASE("a lane begins with a heartbeat, and sends each message at once while the socket has space") {
   one_lane lane;
   CHECK(sorts_of(lane.end.read()) == std::vector{frame_sort::beat});
   CHECK(lane.post(7, 3));
@@ -114,7 +114,7 @@ TEST_CASE("a lane begins with a heartbeat, and each message goes at once while t
   CHECK(all.posts_sent.bytes == 3);
 }
 
-TEST_CASE("what the socket does not take waits, and goes whole and in order as the peer reads") {
+TEST_CASE("bytes that the socket refuses wait, and leave complete and in order as the peer reads") {
   std::size_t waits = 0;
   for (const auto seed : seeds(20)) {
     CAPTURE(seed);
@@ -167,7 +167,7 @@ TEST_CASE("the poller reports a writable lane exactly while bytes wait for it") 
   CHECK_FALSE(lane.is_armed());
 }
 
-TEST_CASE("a lane that overflows takes only one more notice, for which space is reserved") {
+TEST_CASE("a lane that overflows accepts only one more notice, for which space is reserved") {
   one_lane lane;
   static_cast<void>(lane.end.read());
   lane.pair.fill_here();
@@ -193,7 +193,7 @@ TEST_CASE("a lane that overflows takes only one more notice, for which space is 
   CHECK(sorts == expected);
 }
 
-TEST_CASE("a process that leaves says so after the messages that wait") {
+TEST_CASE("a process that leaves announces it after the waiting messages") {
   one_lane lane;
   static_cast<void>(lane.end.read());
   lane.pair.fill_here();
@@ -203,7 +203,7 @@ TEST_CASE("a process that leaves says so after the messages that wait") {
   CHECK(sorts_of(lane.end.read()) == std::vector{frame_sort::frame, frame_sort::leaving});
 }
 
-TEST_CASE("a seat without a lane gets nothing, and a lane that is opened again begins again") {
+TEST_CASE("a seat without a lane receives nothing, and a reopened lane starts again") {
   one_lane lane;
   CHECK(lane.channel.post(seat_id{2}, {}, {}));
   lane.channel.give_up(seat_id{0});
@@ -224,7 +224,7 @@ TEST_CASE("a seat without a lane gets nothing, and a lane that is opened again b
   CHECK(sorts_of(end.read()) == std::vector{frame_sort::beat, frame_sort::frame});
 }
 
-TEST_CASE("a lane whose peer no longer exists takes messages and drops them: its reader finds the end") {
+TEST_CASE("a lane whose peer no longer exists accepts and drops messages; its reader finds the end") {
   one_lane lane;
   lane.pair.there.close();
   CHECK(lane.post(1, 10));

@@ -92,7 +92,7 @@ void speak_and_hear(Speak speak, Hear hear) {
 
 }  // namespace
 
-TEST_CASE("a frame carries its true number of bytes, regardless of what its sender wrote there") {
+TEST_CASE("a frame carries its true length, regardless of what its sender wrote there") {
   const std::vector<std::byte> bytes(frame_bytes, std::byte{7});
   const std::vector<std::pair<std::uint32_t, std::size_t>> said_and_sent{
       {0, 8}, {100, 8}, {0, 0}, {5, 0}, {1, frame_bytes}, {~0U, frame_bytes}};
@@ -122,7 +122,7 @@ TEST_CASE("a frame carries its true number of bytes, regardless of what its send
       });
 }
 
-TEST_CASE("a data frame that is too long is refused with both numbers, and a posted one is dropped") {
+TEST_CASE("a data frame that is too long is refused with both lengths, and a posted one is dropped") {
   const std::vector<std::byte> bytes(frame_bytes + 1);
   speak_and_hear(
       [&](auto& end, recorder& heard) {

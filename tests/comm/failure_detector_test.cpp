@@ -83,8 +83,7 @@ struct one_peer {
 
 }  // namespace
 
-TEST_CASE(
-    "a connection that ends is a death as the options say, once everything is read or its time is over") {
+TEST_CASE("the end of a connection counts as the options say, once its bytes are read or its time is over") {
   for (const on_reset reset : {on_reset::dead, on_reset::suspected}) {
     one_peer one({.reset = reset});
     const death_verdict expected =
@@ -105,7 +104,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a connection that ends is no death while its process may exit, and suspected when it does not") {
+TEST_CASE("the end of a connection is no death while its process may exit, and a suspicion if it does not") {
   process_double process;
   one_peer one;
   one.connect(process.make());
@@ -122,7 +121,8 @@ TEST_CASE("a connection that ends is no death while its process may exit, and su
   CHECK(one.detector.judge_suspect(peer) == death_verdict::certain);
 }
 
-TEST_CASE("an exit is certain at once over Unix sockets, and when TCP has had time to bring the rest") {
+TEST_CASE(
+    "an exit is certain at once over Unix sockets, and over TCP after the time for the remaining bytes") {
   for (const bool is_unix : {true, false}) {
     process_double process;
     one_peer one({.folder = is_unix ? "/tmp" : ""});
@@ -137,7 +137,8 @@ TEST_CASE("an exit is certain at once over Unix sockets, and when TCP has had ti
   }
 }
 
-TEST_CASE("a process that says that it leaves is certainly dead, though its connection may only be suspect") {
+TEST_CASE(
+    "a process that announces its leaving is certainly dead, even if its connection would only be suspect") {
   one_peer one({.reset = on_reset::suspected});
   one.connect();
   one.detector.note(peer, death_evidence::leaving);
@@ -171,9 +172,7 @@ TEST_CASE("evidence against an empty or abandoned seat concludes nothing") {
   CHECK(one.detector.judge_rest(peer) == death_verdict::undecided);
 }
 
-TEST_CASE(
-    "the end of a seat that was given up is certain only where its process is unknown and resets are "
-    "deaths") {
+TEST_CASE("the end of a given-up seat is certain only if its process is unknown and resets count as deaths") {
   for (const on_reset reset : {on_reset::dead, on_reset::suspected}) {
     for (const bool has_process : {false, true}) {
       process_double process;
@@ -187,7 +186,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a process that is dead or given up is rejected, until another one has been") {
+TEST_CASE("a process that is dead or given up is rejected until another one has taken the seat") {
   one_peer one;
   CHECK_FALSE(one.detector.is_rejected(peer, incarnation_id{}));
   one.connect({}, false, 1);
@@ -202,7 +201,8 @@ TEST_CASE("a process that is dead or given up is rejected, until another one has
 }
 
 TEST_CASE(
-    "any course of events reports a process as suspected at most once, and as dead at most once after it") {
+    "in any course of events a process is reported as suspected at most once, and then as dead at most "
+    "once") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -246,7 +246,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("silence is measured in listened time, from the last byte that came") {
+TEST_CASE("silence is measured in listened time from the last byte") {
   one_peer one;
   one.connect();
   one.pass(99);
@@ -277,7 +277,7 @@ TEST_CASE("without a hard limit no silence is too long") {
   CHECK_FALSE(detector.look_at_silence(peer));
 }
 
-TEST_CASE("only a known process of another endpoint may be killed, where the options say so") {
+TEST_CASE("only a known process of another endpoint may be killed, and only if the options allow it") {
   for (const on_silence silence : {on_silence::suspect, on_silence::kill_local}) {
     for (const bool is_own : {false, true}) {
       for (const bool has_process : {false, true}) {
@@ -290,7 +290,7 @@ TEST_CASE("only a known process of another endpoint may be killed, where the opt
   }
 }
 
-TEST_CASE("a process that is killed no longer exists, which its pidfd says") {
+TEST_CASE("the pidfd shows that a killed process no longer exists") {
   const pid_t child = ::fork();
   if (child == 0) {
     for (;;)

@@ -101,7 +101,7 @@ enum class deed : std::uint8_t {
 
 }  // namespace
 
-TEST_CASE("a sealed header opens with its key and number alone, and so do its bytes") {
+TEST_CASE("a sealed header and its bytes open only with their key and number") {
   const frame_seal seal(key_of(1));
   const std::vector<std::byte> content =
       bytes_of("a frame's bytes, of which there are some more than a word has");
@@ -130,7 +130,7 @@ TEST_CASE("a sealed header opens with its key and number alone, and so do its by
   }
 }
 
-TEST_CASE("each direction of each connection has keys of its own, which only its two ends know") {
+TEST_CASE("each direction of each connection has its own keys, which only its two ends know") {
   const detail::hmac_sha256 secret(bytes_of("the secret of a job"));
   std::array<std::byte, detail::wire_hello_bytes> caller{};
   std::array<std::byte, detail::wire_hello_bytes> listener{};
@@ -153,7 +153,7 @@ TEST_CASE("each direction of each connection has keys of its own, which only its
   }
 }
 
-TEST_CASE("any change to a frame in the network ends the connection with an error of its own") {
+TEST_CASE("any change to a frame in the network ends the connection with its own error") {
   for (const socket_lane lane : {socket_lane::data, socket_lane::told}) {
     for (std::uint8_t what = 0; what <= static_cast<std::uint8_t>(deed::takes_from_other_lane); ++what) {
       CAPTURE(static_cast<int>(lane));
@@ -235,7 +235,7 @@ TEST_CASE("any change to a frame in the network ends the connection with an erro
   }
 }
 
-TEST_CASE("frames are sealed where either side asks for it, and are not where neither does") {
+TEST_CASE("frames are sealed if either side asks for it, and not sealed if neither does") {
   using enum socket_seal;
   struct {
     socket_seal first;
@@ -259,7 +259,7 @@ TEST_CASE("frames are sealed where either side asks for it, and are not where ne
   }
 }
 
-TEST_CASE("frames are sealed by default where an address is another machine's, and never without a secret") {
+TEST_CASE("frames are sealed by default if an address is on another machine, and never without a secret") {
   const auto asks = [](socket_options options) {
     options.seats = 2;
     return detail::hello_of(detail::socket_setup(std::move(options))).asks_for_seals;

@@ -107,7 +107,7 @@ struct two_sets {
 
 }  // namespace
 
-TEST_CASE("a caller is judged, and hears the answer with the listener's hello") {
+TEST_CASE("a caller is judged, and learns the verdict from the listener's hello") {
   for (const socket_kind kind : both_kinds) {
     for (const auto& [purpose, from] : {std::pair{hello_purpose::data, 1U}, {hello_purpose::knock, 0U}}) {
       two_sets sets(kind);
@@ -143,7 +143,7 @@ TEST_CASE("a caller is judged, and hears the answer with the listener's hello") 
   }
 }
 
-TEST_CASE("a caller with another secret is refused, and both sides learn that of the other's seat") {
+TEST_CASE("a caller with another secret is refused, and both sides learn the other's seat") {
   for (const socket_kind kind : both_kinds) {
     two_sets sets(kind, {.secret = "right"}, "wrong");
     REQUIRE(sets.high->halves.call(seat_id{0}, hello_purpose::told).slot != half_open_set::no_slot);
@@ -160,7 +160,7 @@ TEST_CASE("a caller with another secret is refused, and both sides learn that of
   }
 }
 
-TEST_CASE("a call to an address where no process listens says so, and a knock says nothing") {
+TEST_CASE("a call to an address where no process listens reports that, and a knock reports nothing") {
   for (const socket_kind kind : both_kinds) {
     two_sets sets(kind);
     sets.low->halves.remove_file();
@@ -183,7 +183,7 @@ TEST_CASE("a call to an address where no process listens says so, and a knock sa
   }
 }
 
-TEST_CASE("no more callers are kept than may be, and the others are closed at once") {
+TEST_CASE("a set keeps at most as many callers as allowed, and closes the others at once") {
   for (const socket_kind kind : both_kinds) {
     two_sets sets(kind, {.max_half_open = 3});
     std::vector<raw_caller> silent;
@@ -204,7 +204,7 @@ TEST_CASE("no more callers are kept than may be, and the others are closed at on
   }
 }
 
-TEST_CASE("a connection whose time is over is named once, and the clock wakes for the others") {
+TEST_CASE("a connection whose time is over is reported once, and the clock wakes for the others") {
   two_sets sets(socket_kind::local, {.handshake_ns = 100 * ms});
   one_set& low = *sets.low;
   const raw_caller early(address_of(sets.options[0]));
@@ -229,7 +229,7 @@ TEST_CASE("a connection whose time is over is named once, and the clock wakes fo
   CHECK(low.halves.next_expired(0) != half_open_set::no_slot);
 }
 
-TEST_CASE("a call that is not answered in time says that somebody is there") {
+TEST_CASE("a call that is not answered in time reports that some process is there") {
   two_sets sets(socket_kind::local);
   one_set& high = *sets.high;
   high.poller.begin();
@@ -244,7 +244,7 @@ TEST_CASE("a call that is not answered in time says that somebody is there") {
   CHECK(high.halves.learn(begun.slot)->why == seat_absence::no_answer);
 }
 
-TEST_CASE("bytes that are not a hello come from a stranger, for any seat") {
+TEST_CASE("bytes that are not a hello mark a stranger, for any seat") {
   for (const socket_kind kind : both_kinds) {
     two_sets sets(kind);
     const raw_caller caller(address_of(sets.options[0]));
@@ -261,7 +261,8 @@ TEST_CASE("bytes that are not a hello come from a stranger, for any seat") {
 }
 
 TEST_CASE(
-    "a caller of another version, or of the wrong seat, hears the listener's hello before it is closed") {
+    "a caller with another version, or for the wrong seat, receives the listener's hello before it is "
+    "closed") {
   for (const bool is_version : {false, true}) {
     two_sets sets(socket_kind::local);
     std::array<std::byte, detail::wire_hello_bytes> hello{};
@@ -285,7 +286,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("the file of a Unix socket is removed by the set that made it, and by no other") {
+TEST_CASE("only the set that made the file of a Unix socket removes it") {
   two_sets sets(socket_kind::local);
   const std::string path = address_of(sets.options[0]).text;
   struct ::stat seen{};

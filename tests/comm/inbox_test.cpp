@@ -56,7 +56,7 @@ TEST_CASE("an early message that was abandoned halfway returns its budget") {
   CHECK(box.early_bytes() == 0);
 }
 
-TEST_CASE("a message that is in store in part is waited for until it is whole") {
+TEST_CASE("a rank waits for the rest of a message that is partly in store") {
   filled_inbox box(100 + price);
   CHECK(box.takes(1, 8, 0, 4, std::byte{1}) == answer::take);
   std::array<std::byte, 8> bytes{};
@@ -70,8 +70,7 @@ TEST_CASE("a message that is in store in part is waited for until it is whole") 
   CHECK(bytes[4] == std::byte{2});
 }
 
-TEST_CASE(
-    "a frame that does not continue where the one before it ended is torn, and no part of the message") {
+TEST_CASE("a frame that does not continue the previous one is torn, and no part of the message") {
   for (const bool is_awaited : {true, false}) {
     CAPTURE(is_awaited);
     filled_inbox box(100 + price);
@@ -91,7 +90,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a message that is longer or shorter than what waits for it is refused, awaited or in store") {
+TEST_CASE("a message of another length than its receiver expects is refused, awaited or in store") {
   for (const std::uint64_t length : {0U, 7U, 9U}) {
     for (const bool is_awaited : {true, false}) {
       CAPTURE(length);
@@ -130,7 +129,8 @@ TEST_CASE("a later frame with another length or tag than the first is torn, and 
   }
 }
 
-TEST_CASE("early messages without bytes have a price, and those of a tag are taken in the order they came") {
+TEST_CASE(
+    "early messages without bytes cost budget, and those of a tag are received in the order of arrival") {
   constexpr std::uint64_t most = 64 * 1024;
   filled_inbox box(most);
   std::uint32_t kept = 0;
@@ -151,7 +151,7 @@ TEST_CASE("early messages without bytes have a price, and those of a tag are tak
   CHECK(box.early_bytes() < 7 * (price + 1));
 }
 
-TEST_CASE("what a burst of early messages took is returned while a message of its tag is kept") {
+TEST_CASE("the memory of a burst of early messages is returned while a message of its tag is kept") {
   detail::early_queue queue;
   const auto push = [&](std::byte first) {
     queue.make_room();
@@ -177,7 +177,7 @@ TEST_CASE("what a burst of early messages took is returned while a message of it
   }
 }
 
-TEST_CASE("a message beyond the budget waits, and its length can be asked for") {
+TEST_CASE("a message beyond the budget waits, and a rank can ask for its length") {
   filled_inbox box(10 + price);
   CHECK(box.room() == 10);
   CHECK(box.takes(3, 11, 0, 11, std::byte{1}) == answer::ask_again);

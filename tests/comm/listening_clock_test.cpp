@@ -17,7 +17,7 @@ namespace {
 constexpr std::uint64_t clock_ms = 1'000'000;
 }  // namespace
 
-TEST_CASE("time counts as listened within calls only, and no more of a look than it may have waited") {
+TEST_CASE("time counts as listened only within calls, and at most as long as each may have waited") {
   for (const auto seed : seeds(50)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -40,7 +40,7 @@ TEST_CASE("time counts as listened within calls only, and no more of a look than
   }
 }
 
-TEST_CASE("the next timer is the earliest that was asked for, and 50 ms away at most") {
+TEST_CASE("the next timer is the earliest requested one, at most 50 ms away") {
   for (const auto seed : seeds(50)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -67,7 +67,7 @@ TEST_CASE("the next timer is the earliest that was asked for, and 50 ms away at 
   }
 }
 
-TEST_CASE("a timer that is due at once is due regardless of earlier timers") {
+TEST_CASE("a timer that is due at once is reported regardless of earlier timers") {
   listening_clock clock;
   clock.begin(1'000);
   clock.restart_timers();
@@ -84,7 +84,7 @@ TEST_CASE("a clock without timers is never due and leaves waits as they are") {
   CHECK(clock.wait_until(77) == 77);
 }
 
-TEST_CASE("a wait may spin until its time, the next timer, or 1 ms after the last look at all descriptors") {
+TEST_CASE("a wait may spin until its time, the next timer, or 1 ms after the last check of all descriptors") {
   listening_clock clock;
   clock.begin(10 * clock_ms);
   clock.restart_timers();

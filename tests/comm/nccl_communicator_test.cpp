@@ -53,7 +53,7 @@ struct one_rank {
 
 }  // namespace
 
-TEST_CASE("a fresh communicator takes the place of the one before, which is aborted first") {
+TEST_CASE("a fresh communicator replaces the previous one, which is aborted first") {
   one_rank on;
   CHECK(on.comm.handle() == nccl_script::comm(1));
   CHECK_FALSE(on.comm.is_stopped());
@@ -71,7 +71,7 @@ TEST_CASE("a fresh communicator takes the place of the one before, which is abor
   CHECK(on.stats.aborted == 1);
 }
 
-TEST_CASE("a shrunk communicator is made of the one before, which is aborted when it is made") {
+TEST_CASE("a shrunk communicator is made from the previous one, which is aborted afterwards") {
   one_rank on;
   on.script.is_child_shown = false;
   std::vector<int> excluded{0, 2};
@@ -91,7 +91,8 @@ TEST_CASE("a shrunk communicator is made of the one before, which is aborted whe
   CHECK(on.stats.fresh == 1);
 }
 
-TEST_CASE("a grown communicator leaves the one before to the last, and only some ranks give the id") {
+TEST_CASE(
+    "a grown communicator replaces the previous one when it is adopted, and only some ranks give the id") {
   one_rank on;
   CHECK(on.comm.begin_grown(4, on.id, 1) == ncclInProgress);
   CHECK_FALSE(on.script.has_given_id);
@@ -111,7 +112,7 @@ TEST_CASE("a grown communicator leaves the one before to the last, and only some
   CHECK(on.script.grown_as == 4);
 }
 
-TEST_CASE("what NCCL refuses or fails to make is reported, and an abort ends both") {
+TEST_CASE("a refusal or failure of NCCL is reported, and an abort ends both communicators") {
   one_rank on;
   on.script.begun = ncclInvalidUsage;
   CHECK(on.comm.begin_grown(4, on.id, 1) == ncclInvalidUsage);
@@ -131,7 +132,8 @@ TEST_CASE("what NCCL refuses or fails to make is reported, and an abort ends bot
   CHECK(on.stats.aborted == 2);
 }
 
-TEST_CASE("a grown child that is not shown when it is given up may still be written, and is never used") {
+TEST_CASE(
+    "a grown child that NCCL has not returned when it is given up may still be written, and is never used") {
   one_rank on;
   on.script.is_child_shown = false;
   CHECK(on.comm.begin_grown(4, on.id, 1) == ncclInProgress);
@@ -147,7 +149,7 @@ TEST_CASE("a grown child that is not shown when it is given up may still be writ
   delete late;  // by hand: nothing owns it any more
 }
 
-TEST_CASE("a stop revokes, and waits for NCCL and for what is on the stream") {
+TEST_CASE("a stop revokes, and waits for NCCL and for the work on the stream") {
   one_rank on;
   on.marker.will_put();
   on.script.statuses[1] = {ncclSuccess, ncclInProgress, ncclSuccess, ncclSuccess};
@@ -169,7 +171,7 @@ TEST_CASE("a stop revokes, and waits for NCCL and for what is on the stream") {
   CHECK_FALSE(on.comm.is_stopped());
 }
 
-TEST_CASE("a stop aborts what NCCL cannot revoke, or not in time") {
+TEST_CASE("a stop aborts if NCCL cannot revoke, or not in time") {
   SUBCASE("it is still launching") {
     one_rank on;
     on.script.statuses[1] = {ncclInProgress};
@@ -206,7 +208,7 @@ TEST_CASE("a stop aborts what NCCL cannot revoke, or not in time") {
   }
 }
 
-TEST_CASE("a communicator ends in good order with its windows before it, or is aborted by its destructor") {
+TEST_CASE("a communicator ends its windows first and then itself, or its destructor aborts it") {
   {
     one_rank on;
     on.script.finalized = ncclInProgress;

@@ -59,7 +59,7 @@ struct one_rank {
 
 }  // namespace
 
-TEST_CASE("rank 0 joins by an id of its own, which it sends to all") {
+TEST_CASE("rank 0 joins by its own id, which it sends to all ranks") {
   one_rank on;
   CHECK(on.epochs.join(late));
   CHECK(on.side.said == std::vector<std::uint64_t>{3, 1});  // it is new, and has nothing to abort
@@ -70,7 +70,8 @@ TEST_CASE("rank 0 joins by an id of its own, which it sends to all") {
   CHECK_FALSE(on.side.revoked);
 }
 
-TEST_CASE("another rank makes what rank 0 says, also where it does not know that it joins a grown one") {
+TEST_CASE(
+    "other ranks follow rank 0's choice, also if they do not know that they join a grown communicator") {
   for (const std::uint8_t way : {std::uint8_t{1}, std::uint8_t{2}}) {
     one_rank on;
     on.side.self = rank_id{2};
@@ -81,7 +82,7 @@ TEST_CASE("another rank makes what rank 0 says, also where it does not know that
   }
 }
 
-TEST_CASE("a communicator is shrunk where all ranks have one, and made again where one rank has not") {
+TEST_CASE("a communicator is shrunk if all ranks have one, and made again if one rank has none") {
   for (const bool all_keep : {true, false}) {
     one_rank on;
     on.join();
@@ -101,8 +102,7 @@ TEST_CASE("a communicator is shrunk where all ranks have one, and made again whe
   }
 }
 
-TEST_CASE(
-    "a communicator grows where all joining seats are higher, no rank has failed, and the epoch lives") {
+TEST_CASE("a communicator grows if all joining seats are higher, no rank has failed, and the epoch lives") {
   const auto admit = [](seat_id joining, seat_set failed, bool revoked) {
     one_rank on;
     on.side.members = {seat_id{2}, seat_id{4}};
@@ -117,7 +117,7 @@ TEST_CASE(
   CHECK_FALSE(admit(seat_id{5}, {}, true));
 }
 
-TEST_CASE("a rank that cannot make its communicator says so in the second vote, and ends the epoch") {
+TEST_CASE("a rank that cannot make its communicator votes no in the second vote, and ends the epoch") {
   one_rank on;
   on.script.begun = ncclSystemError;
   const result<void> joined = on.epochs.join(late);
@@ -137,7 +137,7 @@ TEST_CASE("a communicator that another rank could not make is aborted") {
   CHECK_FALSE(on.comm.is_there());
 }
 
-TEST_CASE("a making that takes too long, or that NCCL gives up, is aborted") {
+TEST_CASE("a communicator that takes too long to make, or that NCCL gives up, is aborted") {
   one_rank slow;
   slow.script.is_child_shown = false;
   CHECK(slow.epochs.join(deadline{20}).code() == errc::peer_timed_out);
@@ -149,7 +149,7 @@ TEST_CASE("a making that takes too long, or that NCCL gives up, is aborted") {
   CHECK(lost.script.log == calls{"init fresh", "abort 1"});
 }
 
-TEST_CASE("what the side channel throws continues when nothing is left that calls could use") {
+TEST_CASE("an exception of the side channel passes through after all that calls could use has ended") {
   for (const std::size_t vote : {0U, 1U}) {
     one_rank on;
     on.join();
@@ -162,8 +162,7 @@ TEST_CASE("what the side channel throws continues when nothing is left that call
   }
 }
 
-TEST_CASE(
-    "a rank leaves in good order, waits for the others until its deadline, and aborts what was stopped") {
+TEST_CASE("a rank that leaves waits for the others until its deadline, and aborts stopped communicators") {
   one_rank on;
   CHECK(on.epochs.leave(late));  // there is nothing as yet
   on.join();

@@ -16,7 +16,7 @@ TEST_CASE("a failure names its transport, the rank and both numbers") {
   CHECK(report.misfit(8, 9).where.view() == "gradients");
 }
 
-TEST_CASE("a library's failure has its call, its text and its number, and keeps them") {
+TEST_CASE("a library's failure keeps its call, its text and its number") {
   const detail::nccl_report report("gradients");
   const failure first = report.trouble("ncclSend", "out of order", 5);
   CHECK(first.code == errc::library_failed);
@@ -25,7 +25,7 @@ TEST_CASE("a library's failure has its call, its text and its number, and keeps 
   CHECK(first.where.view() == "gradients: ncclSend: out of order");
 }
 
-TEST_CASE("a text that is too long is cut, but not its beginning") {
+TEST_CASE("a text that is too long keeps its beginning") {
   const detail::nccl_report report("gradients");
   const failure told = report.trouble("ncclSend", std::string(1'000, 'x').c_str(), 1);
   CHECK(told.where.view().size() == failure_name::max_size);

@@ -145,7 +145,7 @@ TEST_SUITE("nccl_transport") {
     }
   }
 
-  TEST_CASE("windows are made by all ranks, used, ended in order, and end with their epoch") {
+  TEST_CASE("all ranks make windows, use them and end them in order, and windows end with their epoch") {
     for (const auto seed : llmmem_tests::seeds(20)) {
       CAPTURE(seed);
       sim_network net({.seats = 4, .seed = seed, .max_calls = 400'000});
@@ -180,8 +180,7 @@ TEST_SUITE("nccl_transport") {
     }
   }
 
-  TEST_CASE(
-      "a window that cannot be is refused before NCCL hears of it, and one that is not made is reported") {
+  TEST_CASE("an impossible window is refused before NCCL is called, and a failure to make one is reported") {
     sim_network net({.seats = 2, .max_calls = 400'000});
     fake_world fake;
     net.run([&](sim_endpoint& end) {
@@ -225,7 +224,7 @@ TEST_SUITE("nccl_transport") {
     CHECK(fake.memory.empty());
   }
 
-  TEST_CASE("memory of NCCL's own is taken and returned, or the reason is reported") {
+  TEST_CASE("memory from NCCL is taken and returned, or the reason is reported") {
     sim_network net({.seats = 1, .max_calls = 400'000});
     fake_world fake;
     net.run([&](sim_endpoint& end) {
@@ -255,7 +254,7 @@ TEST_SUITE("nccl_transport") {
     CHECK(fake.broken_rules == std::vector<std::string>{});
   }
 
-  TEST_CASE("messages come in the order in which they were sent, those without bytes among them") {
+  TEST_CASE("messages arrive in the order of sending, also those without bytes") {
     in_world(3, 1, [](ranks_of<>& ranks, std::uint32_t self) {
       const deadline by = ranks.after(second);
       if (self == 0) {
@@ -281,7 +280,7 @@ TEST_SUITE("nccl_transport") {
     });
   }
 
-  TEST_CASE("the collectives that only send run over it, and NCCL's own do the same") {
+  TEST_CASE("the collectives made of sends run over NCCL, and NCCL's own give the same results") {
     for (std::uint32_t world = 1; world <= 5; ++world) {
       CAPTURE(world);
       in_world(world, world, [&](ranks_of<>& ranks, std::uint32_t self) {
@@ -324,7 +323,7 @@ TEST_SUITE("nccl_transport") {
     }
   }
 
-  TEST_CASE("sizes and ranks that do not fit are refused before anything is sent, and nothing is revoked") {
+  TEST_CASE("mismatched sizes and ranks are refused before any rank sends, and revoke nothing") {
     in_world(2, 1, [](ranks_of<>& ranks, std::uint32_t self) {
       const deadline by = ranks.after(second);
       std::vector<std::byte> ten(10);
@@ -452,7 +451,7 @@ TEST_SUITE("nccl_transport") {
                        then));
   }
 
-  TEST_CASE("a process that does not answer in time is named, and memory is left alone from then on") {
+  TEST_CASE("a process that does not answer in time is named, and its memory is left alone from then on") {
     for (const bool hangs : {false, true}) {
       CAPTURE(hangs);
       sim_network net({.seats = 2, .seed = 1, .max_calls = 400'000});
@@ -490,8 +489,7 @@ TEST_SUITE("nccl_transport") {
     }
   }
 
-  TEST_CASE(
-      "a call that ends while NCCL still launches it is aborted: what is being launched is not revoked") {
+  TEST_CASE("a call that ends while NCCL still launches it is aborted, because NCCL cannot revoke a launch") {
     sim_network net({.seats = 2, .seed = 1, .max_calls = 400'000});
     fake_world fake;
     net.run([&](sim_endpoint& end) {
@@ -515,7 +513,7 @@ TEST_SUITE("nccl_transport") {
     CHECK(fake.left() == 0);
   }
 
-  TEST_CASE("a set-up that is cut short is settled by the next agreement") {
+  TEST_CASE("the next agreement settles an interrupted setup") {
     for (const auto seed : llmmem_tests::seeds(40)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -544,8 +542,7 @@ TEST_SUITE("nccl_transport") {
     }
   }
 
-  TEST_CASE(
-      "one that comes is admitted: by a fresh communicator, or by growth where its seat is the highest") {
+  TEST_CASE("a newcomer is admitted by a fresh communicator, or by growth if its seat is the highest") {
     for (const std::uint32_t died : {0U, 1U, 2U}) {
       CAPTURE(died);
       sim_network net({.seats = 3, .seed = died, .max_calls = 400'000});
@@ -581,7 +578,7 @@ TEST_SUITE("nccl_transport") {
     }
   }
 
-  TEST_CASE("without memory for an agreement there is no communicator to go by, and all continue") {
+  TEST_CASE("without memory for an agreement there is no communicator to use, and all ranks continue") {
     for (const int vote : {0, 1}) {
       CAPTURE(vote);
       sim_network net({.seats = 3, .seed = 5, .max_calls = 400'000});
@@ -627,7 +624,7 @@ TEST_SUITE("nccl_transport") {
     }
   }
 
-  TEST_CASE("a rank that does not leave with the others is not waited for") {
+  TEST_CASE("no rank waits for a rank that does not leave with the others") {
     sim_network net({.seats = 2, .seed = 3, .max_calls = 400'000});
     fake_world fake;
     net.run([&](sim_endpoint& end) {

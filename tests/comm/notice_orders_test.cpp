@@ -297,7 +297,9 @@ TEST_CASE("a rank that was given up decides nothing alone, in any order in which
   CHECK(alone == 2 * 2 * 720);
 }
 
-TEST_CASE("nor does it where the lanes of two peers bring their words and ends one after another") {
+TEST_CASE(
+    "a rank that was given up decides nothing alone if the lanes of two peers deliver messages and ends one "
+    "by one") {
   // Over TCP from other machines nothing but the order within a lane holds.
   const std::array<step_kind, 3> told{step_kind::says_given_up, step_kind::says_leaving,
                                       step_kind::ends_told};

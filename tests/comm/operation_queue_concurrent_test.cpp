@@ -15,7 +15,7 @@ using namespace llmmem;
 }  // namespace
 
 TEST_SUITE("operation_queue") {
-  TEST_CASE("operations run one after the other, in the order in which they were put in") {
+  TEST_CASE("operations run one after another, in the order of submission") {
     std::vector<int> order;  // of one thread
     const auto noted = [&](int number) {
       return [&order, number]() -> result<void> {
@@ -40,7 +40,7 @@ TEST_SUITE("operation_queue") {
     CHECK(order.back() == 7);
   }
 
-  TEST_CASE("a process that puts an operation in continues meanwhile") {
+  TEST_CASE("the submitter of an operation continues meanwhile") {
     operation_queue queue;
     std::atomic<bool> may_end{false};
     comm::operation waits([&]() -> result<void> {
@@ -55,7 +55,7 @@ TEST_SUITE("operation_queue") {
     CHECK(queue.is_done(waits));
   }
 
-  TEST_CASE("a failure and what was thrown come out of the wait for their operation, and others are run") {
+  TEST_CASE("the wait for an operation returns its failure or rethrows its exception, and the others run") {
     operation_queue queue;
     comm::operation fails([]() -> result<void> { return failure{errc::peer_failed, 3, 0, 0}; });
     comm::operation throws([]() -> result<void> { throw std::runtime_error("killed"); });
@@ -70,7 +70,7 @@ TEST_SUITE("operation_queue") {
     CHECK(queue.wait(never).has_value());
   }
 
-  TEST_CASE("what was put in is run before the queue ends") {
+  TEST_CASE("all submitted operations run before the queue ends") {
     int run = 0;
     const auto count = [&]() -> result<void> {
       ++run;

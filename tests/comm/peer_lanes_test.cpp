@@ -71,7 +71,7 @@ struct lanes_here {
 
 }  // namespace
 
-TEST_CASE("frames arrive whole and in order though each may be cut anywhere and finished later") {
+TEST_CASE("frames arrive complete and in order, although each may be cut anywhere and finished later") {
   std::size_t cut = 0;
   for (const auto seed : seeds(20)) {
     CAPTURE(seed);
@@ -132,7 +132,7 @@ TEST_CASE("frames arrive whole and in order though each may be cut anywhere and 
   CHECK(cut > 20);
 }
 
-TEST_CASE("the rest of a frame is sent from a copy, regardless of what the caller then does with its bytes") {
+TEST_CASE("the lane sends the rest of a frame from a copy, so the caller may reuse its bytes") {
   socket_poller poller(true);
   peer_lanes sender(poller, 2, most_bytes);
   socket_pair data(4096);
@@ -160,7 +160,7 @@ TEST_CASE("the rest of a frame is sent from a copy, regardless of what the calle
                     [](std::byte each) { return each == std::byte{7}; }));
 }
 
-TEST_CASE("a lane whose handler has no buffer is held: neither read nor reported until it has one") {
+TEST_CASE("a lane whose handler has no buffer is held: neither read nor reported until there is one") {
   lanes_here here;
   here.open(1);
   here.heard.answer = frame_buffer::answer::ask_again;
@@ -184,7 +184,7 @@ TEST_CASE("a lane whose handler has no buffer is held: neither read nor reported
   CHECK(here.heard.frames.size() == 1);
 }
 
-TEST_CASE("a held lane may turn out to carry no frame once there is a buffer") {
+TEST_CASE("a held lane may have no frame once there is a buffer") {
   lanes_here here;
   here.open(1);
   here.heard.answer = frame_buffer::answer::ask_again;
@@ -196,7 +196,7 @@ TEST_CASE("a held lane may turn out to carry no frame once there is a buffer") {
 }
 
 TEST_CASE(
-    "a lane that is closed has ended, and one with bytes that are no frame is malformed, on both lanes") {
+    "a closed lane has ended, and a lane with bytes that are not a frame is malformed, for both lanes") {
   for (const socket_lane lane : {socket_lane::data, socket_lane::told}) {
     for (const bool is_malformed : {false, true}) {
       lanes_here here;
@@ -245,7 +245,7 @@ TEST_CASE("a lane that is drained or muted delivers nothing, and a muted one sti
   }
 }
 
-TEST_CASE("a lane that is read 64 consecutive times becomes hot, until another one does") {
+TEST_CASE("a lane that is read 64 consecutive times becomes hot until another lane does") {
   lanes_here here;
   here.open(0);
   here.open(1);
@@ -277,7 +277,7 @@ TEST_CASE("a lane that is read 64 consecutive times becomes hot, until another o
   CHECK(here.lanes.hot() == no_seat);
 }
 
-TEST_CASE("a lane that breaks says so when it is written to, and forgets what waits") {
+TEST_CASE("a broken lane reports it at the next write, and drops the waiting bytes") {
   lanes_here here;
   here.data[0] = socket_pair(4096);
   here.open(0);
@@ -294,8 +294,7 @@ TEST_CASE("a lane that breaks says so when it is written to, and forgets what wa
 }
 
 TEST_CASE(
-    "closing notifies the peer, and the next process of the seat has another generation and counts from "
-    "zero") {
+    "a close notifies the peer, and the seat's next process has another generation and counts from zero") {
   lanes_here here;
   here.open(2);
   REQUIRE(here.say(2, socket_lane::data, frame_sort::frame, 0));

@@ -89,7 +89,7 @@ TEST_SUITE("reduction_buckets") {
     }
   }
 
-  TEST_CASE("neighbours share a bucket up to its size, and a large tensor has one of its own") {
+  TEST_CASE("neighbouring tensors share a bucket up to its size, and a large tensor has its own") {
     in_world(1, 1, [&](ranks_of& ranks, std::uint32_t) {
       const auto buckets = [&](const std::vector<std::uint64_t>& bytes) {
         return reduction_buckets(ranks, bytes, sum_f32, {.bucket_bytes = 100}).buckets();
@@ -103,7 +103,7 @@ TEST_SUITE("reduction_buckets") {
     });
   }
 
-  TEST_CASE("a bucket is sent as one, as soon as it is complete and those before it are") {
+  TEST_CASE("a bucket is summed at once, as soon as it is complete and all earlier buckets are") {
     in_world(2, 3, [&](ranks_of& ranks, std::uint32_t rank) {
       const std::vector<std::uint64_t> bytes(20, 40);
       reduction_buckets sums(ranks, bytes, sum_f32, {.bucket_bytes = 400});
@@ -122,7 +122,7 @@ TEST_SUITE("reduction_buckets") {
     });
   }
 
-  TEST_CASE("what does not fit is refused, and nothing is summed by it") {
+  TEST_CASE("a tensor that does not fit is refused, and nothing is summed") {
     in_world(1, 1, [&](ranks_of& ranks, std::uint32_t) {
       CHECK(llmmem_tests::text_of([&] {
               static_cast<void>(reduction_buckets(ranks, std::vector<std::uint64_t>{8, 6}, sum_f32));
@@ -145,7 +145,7 @@ TEST_SUITE("reduction_buckets") {
     });
   }
 
-  TEST_CASE("when a rank dies the others learn it, and sum again in the next epoch") {
+  TEST_CASE("when a rank dies, the others learn it and sum again in the next epoch") {
     sim_network net({.seats = 3, .seed = 2});
     net.kill_in_call(seat_id{2}, 60);
     net.run([&](sim_endpoint& end) {

@@ -27,7 +27,7 @@ detail::incarnation_id some_life() {
 
 }  // namespace
 
-TEST_CASE("a candidate is whole when both lanes have come, in either order") {
+TEST_CASE("a candidate is complete when both lanes have arrived, in either order") {
   for (const bool is_told_first : {false, true}) {
     const socket_lane first = is_told_first ? socket_lane::told : socket_lane::data;
     const socket_lane second = is_told_first ? socket_lane::data : socket_lane::told;
@@ -56,7 +56,7 @@ TEST_CASE("a candidate is whole when both lanes have come, in either order") {
   }
 }
 
-TEST_CASE("a candidate is there until a lane ends or its process exits") {
+TEST_CASE("a candidate exists until a lane ends or its process exits") {
   for (const int what : {0, 1, 2}) {
     socket_pair data;
     socket_pair told;
@@ -75,7 +75,7 @@ TEST_CASE("a candidate is there until a lane ends or its process exits") {
   }
 }
 
-TEST_CASE("a look at the control lane takes nothing from it") {
+TEST_CASE("a check of the control lane consumes nothing") {
   socket_pair data;
   socket_pair told;
   seat_candidate next;

@@ -26,7 +26,8 @@ struct on_side {
 
 }  // namespace
 
-TEST_CASE("a rank listens until its peer has died, the epoch is over, or the time has come, in this order") {
+TEST_CASE(
+    "a rank listens until its peer has died, the epoch is over, or the deadline has passed, in this order") {
   on_side on;
   CHECK(on.channel.listen(rank_id{1}, 50, late));
   CHECK(on.channel.listen({}, 50, late));
@@ -41,7 +42,7 @@ TEST_CASE("a rank listens until its peer has died, the epoch is over, or the tim
   CHECK(on.channel.listen({}, 50, late).error() == failure{errc::peer_failed, 2, 50, 0});
 }
 
-TEST_CASE("both votes are the AND of all ranks, and leave nothing owed") {
+TEST_CASE("both votes give the AND of all ranks, and leave no vote owed") {
   on_side on;
   on.side.answers = {comm::agreed{.bits = 1}, comm::agreed{.bits = 0}, comm::agreed{.bits = 5}};
   CHECK(on.channel.first_vote(3, late).value() == 1);
@@ -50,7 +51,7 @@ TEST_CASE("both votes are the AND of all ranks, and leave nothing owed") {
   CHECK(on.side.said == std::vector<std::uint64_t>{3, 1, 5});
 }
 
-TEST_CASE("votes that a rank could not give are given as a no before it agrees on anything else") {
+TEST_CASE("a rank first votes no in each vote that it owes, before it agrees on anything else") {
   const failure too_late{errc::peer_timed_out, 0, 0, 0};
   SUBCASE("both") {
     on_side on;
@@ -67,7 +68,7 @@ TEST_CASE("votes that a rank could not give are given as a no before it agrees o
     CHECK(on.channel.agree(8, late));
     CHECK(on.side.said == std::vector<std::uint64_t>{3, 1, 0, 8});
   }
-  SUBCASE("they stay owed while time runs out") {
+  SUBCASE("votes stay owed if time runs out") {
     on_side on;
     on.side.answers = {too_late, too_late};
     CHECK_FALSE(on.channel.first_vote(3, late));
@@ -75,7 +76,7 @@ TEST_CASE("votes that a rank could not give are given as a no before it agrees o
     CHECK(on.channel.agree(8, late));
     CHECK(on.side.said == std::vector<std::uint64_t>{3, 0, 0, 0, 8});
   }
-  SUBCASE("what the side channel throws leaves them owed") {
+  SUBCASE("votes stay owed after an exception of the side channel") {
     on_side on;
     on.side.answers = {std::nullopt};
     CHECK_THROWS_AS(static_cast<void>(on.channel.first_vote(3, late)), std::runtime_error);
@@ -84,7 +85,7 @@ TEST_CASE("votes that a rank could not give are given as a no before it agrees o
   }
 }
 
-TEST_CASE("when a member has died the votes end, because all members learn it") {
+TEST_CASE("when a member has died, the votes end, because all members learn it") {
   on_side on;
   on.side.answers = {comm::agreed{.bits = 1, .failed = {seat_id{2}}}};
   CHECK(on.channel.first_vote(3, late).error() == failure{errc::peer_failed, 2, 0, 0});

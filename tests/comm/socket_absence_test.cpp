@@ -61,7 +61,7 @@ std::array<std::byte, detail::wire_hello_bytes> hello_bytes(seat_id from, seat_i
 
 }  // namespace
 
-TEST_CASE("both that have another secret know that of each other") {
+TEST_CASE("two processes with different secrets both learn that") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     world.start(0);
@@ -80,7 +80,7 @@ TEST_CASE("both that have another secret know that of each other") {
 }
 
 TEST_CASE(
-    "both that were set up otherwise know that of each other, also where one has seats that there are not") {
+    "two processes with different setups both learn that, also if one names a seat that does not exist") {
   for (const bool is_of_frames : {false, true}) {
     socket_world world(socket_kind::local, 2);
     world.start(0);
@@ -113,7 +113,7 @@ TEST_CASE("a stranger that claims the seat of a connected process has no effect"
   CHECK(world.ends[0]->why_missing(seat_id{1}) == seat_absence::no_contact);
 }
 
-TEST_CASE("joining says that no process listens, that a process says nothing, or that nothing has come") {
+TEST_CASE("a join reports whether no process listens, a process is silent, or nothing has arrived") {
   for (const socket_kind kind : both_kinds) {
     const socket_world world(kind, 2, {.handshake_ns = 40 * ms});
     {
@@ -149,7 +149,7 @@ TEST_CASE("an unreachable address is distinguished from one where no process lis
         static_cast<std::uint64_t>(seat_absence::unreachable));
 }
 
-TEST_CASE("another version of the protocol is known to both sides, and counted") {
+TEST_CASE("both sides learn of a different protocol version, and count it") {
   for (const socket_kind kind : both_kinds) {
     auto other = hello_bytes(seat_id{1}, seat_id{0});
     other[4] ^= std::byte{0x40};
@@ -178,7 +178,7 @@ TEST_CASE("another version of the protocol is known to both sides, and counted")
   }
 }
 
-TEST_CASE("a process that is called where another seat's process listens knows it, and so does that") {
+TEST_CASE("a caller that reaches another seat's process learns it, and so does that process") {
   const auto right = free_addresses(3);
   socket_options options{.seats = 3, .addresses = right, .secret = "s"};
   options.seat = seat_id{1};
@@ -196,7 +196,7 @@ TEST_CASE("a process that is called where another seat's process listens knows i
   CHECK(one.why_missing(seat_id{2}) == seat_absence::other_seat);
 }
 
-TEST_CASE("strangers are distinguished from an empty address") {
+TEST_CASE("a join distinguishes strangers from an empty address") {
   for (const socket_kind kind : both_kinds) {
     const std::vector<std::byte> garbage(detail::wire_hello_bytes, std::byte{0x55});
     {
@@ -217,7 +217,7 @@ TEST_CASE("strangers are distinguished from an empty address") {
   }
 }
 
-TEST_CASE("a process that is given up knows it, and the process that gave it up waits for a fresh one") {
+TEST_CASE("a process that is given up learns it, and the process that gave it up waits for a fresh one") {
   for (const socket_kind kind : both_kinds) {
     for (const std::uint32_t giver : {0U, 1U}) {
       socket_world world(kind, 2);
@@ -229,7 +229,7 @@ TEST_CASE("a process that is given up knows it, and the process that gave it up 
   }
 }
 
-TEST_CASE("a newcomer knows that its seat is held for taken") {
+TEST_CASE("a newcomer learns that the others consider its seat taken") {
   socket_world world(socket_kind::tcp, 2);
   REQUIRE(world.join());
   socket_endpoint newcomer(world.options_elsewhere(1));

@@ -35,7 +35,7 @@ std::vector<std::byte> pattern(std::size_t size) {
 }  // namespace
 
 TEST_SUITE("communicator") {
-  TEST_CASE("the rest of a message that was never requested is written nowhere once its epoch is over") {
+  TEST_CASE("the rest of a message that no rank requested is written nowhere once its epoch is over") {
     const temporary_folder folder;
     const std::string where = folder.path();
     const std::vector<std::byte> next = pattern(100'000);

@@ -79,7 +79,8 @@ class checker {
 
 }  // namespace
 
-TEST_CASE("frames of all sizes from all to all come whole and in order over the smallest buffers") {
+TEST_CASE(
+    "frames of all sizes between all endpoints arrive complete and in order over the smallest buffers") {
   for (const socket_kind kind : {socket_kind::local, socket_kind::tcp}) {
     for (const auto seed : seeds(3)) {
       CAPTURE(seed);
@@ -138,7 +139,7 @@ TEST_CASE("frames of all sizes from all to all come whole and in order over the 
   }
 }
 
-TEST_CASE("a poll is ended by wake from another thread, be it before or while it waits") {
+TEST_CASE("`wake` from another thread ends a poll that waits, or the next one") {
   socket_world world(socket_kind::local, 2);
   REQUIRE(world.join());
   world.run_for(5 * ms);
@@ -152,7 +153,7 @@ TEST_CASE("a poll is ended by wake from another thread, be it before or while it
   }
 }
 
-TEST_CASE("two that send long frames to each other at the same time both finish") {
+TEST_CASE("two endpoints that send long frames to each other at the same time both finish") {
   for (const socket_kind kind : {socket_kind::local, socket_kind::tcp}) {
     socket_world world(kind, 2, {.frame_bytes = 8U << 20});
     REQUIRE(world.join());
@@ -179,7 +180,7 @@ TEST_CASE("two that send long frames to each other at the same time both finish"
 }
 
 TEST_CASE(
-    "two handlers without a buffer at first, which send to each other, are asked again while they wait") {
+    "two handlers that send to each other and have no buffer at first are asked again while they wait") {
   struct reluctant : recorder {
     frame_buffer buffer_for(seat_id from, const frame_header& header) noexcept {
       if (!std::exchange(has_refused, true)) return {frame_buffer::answer::ask_again, {}};
@@ -218,7 +219,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("want of memory while a seat connects is thrown, and the seat connects when there is some") {
+TEST_CASE("a lack of memory while a seat connects is thrown, and the seat connects once there is memory") {
   for (const std::uint32_t short_one : {0U, 1U}) {
     for (std::uint64_t first = 1; first <= 4; ++first) {
       socket_world world(socket_kind::local, 2);

@@ -23,7 +23,7 @@ constexpr std::array both_kinds{socket_kind::local, socket_kind::tcp};
 
 }  // namespace
 
-TEST_CASE("endpoints find each other in any order of starting, and each reports the others once") {
+TEST_CASE("endpoints find each other in any order of their starts, and each reports the others once") {
   for (const socket_kind kind : both_kinds) {
     for (const bool is_downwards : {false, true}) {
       socket_world world(kind, 4);
@@ -55,7 +55,7 @@ TEST_CASE("a frame arrives with its header and its bytes") {
   }
 }
 
-TEST_CASE("a lane that data come from again and again is looked at no less than others, awake or asleep") {
+TEST_CASE("a lane with continuous data is polled as often as the others, awake or asleep") {
   for (const socket_kind kind : both_kinds) {
     for (const std::uint64_t spin_ns : {std::uint64_t{0}, std::uint64_t{20'000}}) {
       CAPTURE(spin_ns);
@@ -157,7 +157,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a frame whose sender abandoned it midway is finished, and later frames are in step") {
+TEST_CASE("a frame that its sender abandoned midway is finished, and later frames stay in step") {
   for (const socket_kind kind : both_kinds) {
     for (const bool is_cancelled : {false, true}) {
       socket_world world(kind, 2, {.frame_bytes = 4U << 20, .socket_bytes = 4096});
@@ -199,7 +199,7 @@ TEST_CASE("a frame whose sender abandoned it midway is finished, and later frame
   }
 }
 
-TEST_CASE("a buffer that is withdrawn midway is not written to, and what follows comes") {
+TEST_CASE("the endpoint does not write to a buffer that is withdrawn midway, and delivers later frames") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2, {.frame_bytes = 1U << 20, .socket_bytes = 4096});
     REQUIRE(world.join());
@@ -269,7 +269,7 @@ TEST_CASE("a handler may post from within its reports of messages, arrivals and 
   }
 }
 
-TEST_CASE("nothing is sent to an empty seat, and messages posted to one are dropped and counted") {
+TEST_CASE("an endpoint sends nothing to an empty seat, and drops and counts messages posted to one") {
   socket_world world(socket_kind::local, 3);
   world.start(0);
   const auto sent = world.ends[0]->send(seat_id{2}, {}, {}, world.in(1000 * ms), world.heard[0]);
@@ -295,7 +295,7 @@ TEST_CASE("a frame longer than frame_bytes is refused with both numbers") {
   CHECK(world.ends[0]->stats().dropped == 1);
 }
 
-TEST_CASE("a lone endpoint waits until its deadline, or until it is woken") {
+TEST_CASE("a single endpoint waits until its deadline, or until it is woken") {
   socket_endpoint alone({.seats = 1});
   recorder heard;
   const std::uint64_t before = alone.now_ns();
@@ -309,7 +309,7 @@ TEST_CASE("a lone endpoint waits until its deadline, or until it is woken") {
 }
 
 TEST_CASE(
-    "an endpoint that goes says so: the others take it for dead after what it sent, and a fresh one comes") {
+    "an endpoint announces its end: the others report its death after its frames, and a fresh one joins") {
   for (const socket_kind kind : both_kinds) {
     for (const std::uint32_t leaver : {0U, 1U}) {
       socket_world world(kind, 2);
@@ -332,7 +332,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("data that no call has taken yet do not delay the report of a death") {
+TEST_CASE("data that no call has received yet do not delay the report of a death") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     REQUIRE(world.join());
@@ -345,9 +345,7 @@ TEST_CASE("data that no call has taken yet do not delay the report of a death") 
   }
 }
 
-TEST_CASE(
-    "a process that is given up receives what was posted before, reports a suspicion, and is ignored from "
-    "then on") {
+TEST_CASE("a given-up process receives earlier posts, reports a suspicion, and is ignored from then on") {
   for (const socket_kind kind : both_kinds) {
     for (const std::uint32_t giver : {0U, 1U}) {
       socket_world world(kind, 2);
@@ -381,8 +379,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a process that has announced its leaving is dead for certain, also if it is given up before that is "
-    "reported") {
+    "a process that has announced its leaving is certainly dead, even if it is given up before the report") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     REQUIRE(world.join());
@@ -405,7 +402,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a newcomer to a seat whose process lives is refused until that no longer exists") {
+TEST_CASE("a newcomer to the seat of a live process is refused until that process ends") {
   socket_world world(socket_kind::tcp, 2);
   REQUIRE(world.join());
   socket_endpoint newcomer(world.options_elsewhere(1));
@@ -444,7 +441,7 @@ TEST_CASE("a process that reads none of its posted messages is suspected when no
   }
 }
 
-TEST_CASE("silence counts only while somebody listens, and after what was said meanwhile has been read") {
+TEST_CASE("silence counts only while the endpoint listens, and after it has read all received bytes") {
   socket_world world(socket_kind::local, 2,
                      {.beat_ns = 5 * ms, .soft_silence_ns = 20 * ms, .hard_silence_ns = 60 * ms});
   REQUIRE(world.join());
@@ -457,8 +454,8 @@ TEST_CASE("silence counts only while somebody listens, and after what was said m
 }
 
 TEST_CASE(
-    "a process that never beats is reported as silent from the soft limit on, and suspected at the hard "
-    "one") {
+    "a process that sends no heartbeat is reported as silent from the soft limit on, and suspected at the "
+    "hard one") {
   socket_world world(socket_kind::local, 2);
   socket_options options = world.options(1);
   options.beat_ns = 0;
@@ -482,7 +479,7 @@ TEST_CASE(
   CHECK(world.ends[0]->stats().killed == 0);
 }
 
-TEST_CASE("each setup error says what, where and how to mend it") {
+TEST_CASE("each setup error says what is wrong, where, and how to resolve it") {
   const temporary_folder folder;
   const std::string path = folder.path().string();
   const auto text = [](const socket_options& options) {
@@ -552,7 +549,7 @@ TEST_CASE("each setup error says what, where and how to mend it") {
         "socket_endpoint: the path '" + path + "/a' contains a zero byte");
 }
 
-TEST_CASE("a folder that other users can put sockets into is refused where there is no secret") {
+TEST_CASE("a folder in which other users can make sockets is refused without a secret") {
   const temporary_folder own;
   const std::string path = own.path().string();
   const auto text = [&](const std::string& folder, const std::string& secret = {}) -> std::string {
@@ -587,7 +584,7 @@ TEST_CASE("a folder that other users can put sockets into is refused where there
   CHECK(text(path + "/none").empty());  // that there is none is told by what uses it
 }
 
-TEST_CASE("a folder that is locked is waited for no longer than a handshake, and its holder is named") {
+TEST_CASE("an endpoint waits for a locked folder at most as long as a handshake, and names the holder") {
   const temporary_folder folder;
   const std::string path = folder.path().string();
   const socket_options options{.seats = 2, .folder = path, .handshake_ns = 60 * ms};
@@ -623,7 +620,7 @@ TEST_CASE("a folder that is locked is waited for no longer than a handshake, and
   CHECK(llmmem::detail::lock_holder(other) == 0);
 }
 
-TEST_CASE("a socket's file goes with its endpoint, and one that a dead process left is replaced") {
+TEST_CASE("an endpoint removes its socket's file at its end, and replaces one that a dead process left") {
   socket_world world(socket_kind::local, 2);
   const std::string file = world.folder() + "/seat-0.sock";
   world.start(0);

@@ -145,7 +145,7 @@ const deaths suspected{{1U, comm::death::suspected}};
 
 }  // namespace
 
-TEST_CASE("a process that connects is reported, hears a heartbeat, and its frames are delivered") {
+TEST_CASE("a process that connects is reported, receives a heartbeat, and its frames are delivered") {
   peers_here here;
   CHECK_FALSE(here.peers.is_up(other));
   CHECK(here.peers.is_free(other));
@@ -164,7 +164,7 @@ TEST_CASE("a process that connects is reported, hears a heartbeat, and its frame
   CHECK(here.stats().connected == 1);
 }
 
-TEST_CASE("a process that leaves is certainly dead, after everything that it sent before") {
+TEST_CASE("a process that leaves is certainly dead, after all its earlier frames") {
   for (const bool is_late : {false, true}) {
     peers_here here;
     here.connect();
@@ -203,7 +203,7 @@ TEST_CASE("a process that gave this one up is suspected, and ignored") {
   CHECK(here.heard.deaths == deaths{{1U, comm::death::suspected}, {1U, comm::death::certain}});
 }
 
-TEST_CASE("a process that gave this one up and then left is suspected first, though one look reads both") {
+TEST_CASE("a process that gave this one up and then left is suspected first, even if one poll reads both") {
   for (const bool has_exited : {false, true}) {
     CAPTURE(has_exited);
     peers_here here;
@@ -218,7 +218,8 @@ TEST_CASE("a process that gave this one up and then left is suspected first, tho
   }
 }
 
-TEST_CASE("that a process gave this one up is reported before its end, though its end is seen first") {
+TEST_CASE(
+    "a process's notice that it gave this one up is reported before its end, even if its end is seen first") {
   const deaths both{{1U, comm::death::suspected}, {1U, comm::death::certain}};
   {
     peers_here here;  // the lane of data ends first
@@ -259,7 +260,7 @@ TEST_CASE("that a process gave this one up is reported before its end, though it
   }
 }
 
-TEST_CASE("a connection that ends is a death as the options say when no process is known") {
+TEST_CASE("the end of a connection counts as the options say if no process is known") {
   for (const on_reset reset : {on_reset::dead, on_reset::suspected}) {
     peers_here here({.reset = reset});
     here.connect();
@@ -274,8 +275,7 @@ TEST_CASE("a connection that ends is a death as the options say when no process 
   }
 }
 
-TEST_CASE(
-    "a process that exits is dead though a child holds its lanes open, and one that lives is suspected") {
+TEST_CASE("a process that exits is dead even if a child keeps its lanes open; a live one is suspected") {
   for (const bool exits : {true, false}) {
     peers_here here({.folder = "/tmp"});
     here.connect(true);
@@ -296,7 +296,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a frame without a buffer when its sender dies is asked for once again, then dropped") {
+TEST_CASE(
+    "if a frame has no buffer when its sender dies, the handler is asked once more, and then it is dropped") {
   for (const bool has_room : {true, false}) {
     peers_here here;
     here.connect();
@@ -314,7 +315,7 @@ TEST_CASE("a frame without a buffer when its sender dies is asked for once again
   }
 }
 
-TEST_CASE("bytes that are not a frame make their sender suspected, and inform it") {
+TEST_CASE("a sender of bytes that are not a frame is suspected, and informed of it") {
   for (const socket_lane lane : {socket_lane::data, socket_lane::told}) {
     peers_here here;
     here.connect();
@@ -332,7 +333,7 @@ TEST_CASE("bytes that are not a frame make their sender suspected, and inform it
 }
 
 TEST_CASE(
-    "a process that reads none of its control messages is suspected, and learns it if it finally reads") {
+    "a process that reads none of its control messages is suspected, and learns it when it reads again") {
   peers_here here;
   here.told = socket_pair(4096);
   here.connect();
@@ -355,7 +356,7 @@ TEST_CASE(
   CHECK(sorts.back() == frame_sort::given_up);
 }
 
-TEST_CASE("a silent process is suspected when it has said nothing for the hard limit, as far as was read") {
+TEST_CASE("a silent process is suspected after the hard limit, measured up to the last read") {
   peers_here here({.soft_silence_ns = 200 * ms, .hard_silence_ns = 500 * ms});
   here.connect();
   here.pass(300 * ms);
@@ -371,7 +372,7 @@ TEST_CASE("a silent process is suspected when it has said nothing for the hard l
   CHECK(here.heard.deaths == suspected);
 }
 
-TEST_CASE("a process whose beats wait for a core is not silent meanwhile, where the kernel knows it") {
+TEST_CASE("a process whose heartbeats wait for a core is not silent, if the kernel reports that") {
   struct {
     bool has_process;
     bool is_own;
@@ -413,7 +414,7 @@ TEST_CASE("a process whose beats wait for a core is not silent meanwhile, where 
   CHECK(silent == 500 * ms);
 }
 
-TEST_CASE("a process that is given up is not reported, but for a death that is certain") {
+TEST_CASE("a given-up process is reported only if its death is certain") {
   peers_here here;
   here.peers.give_up(other);  // nobody is there
   here.peers.give_up(seat_id{5});
@@ -430,7 +431,7 @@ TEST_CASE("a process that is given up is not reported, but for a death that is c
   CHECK(here.heard.deaths == certain);
 }
 
-TEST_CASE("a process that is known to be dead when it is given up is reported with the next timers") {
+TEST_CASE("a process that is already dead when it is given up is reported with the next timers") {
   peers_here here;
   here.connect();
   REQUIRE(here.say(socket_lane::told, frame_sort::leaving));
@@ -442,7 +443,7 @@ TEST_CASE("a process that is known to be dead when it is given up is reported wi
   CHECK(here.heard.deaths == certain);
 }
 
-TEST_CASE("a seat that is free after a death is called again after the first pause") {
+TEST_CASE("the seat of a dead process is called again after the first pause") {
   peers_here here;
   CHECK(here.calls.is_due(other));
   here.connect();
@@ -482,7 +483,7 @@ TEST_CASE("a write to a connection that is broken is evidence, and a verdict fol
   CHECK(here.heard.deaths == certain);
 }
 
-TEST_CASE("an endpoint that leaves says so to all, and closes their lanes") {
+TEST_CASE("an endpoint that leaves informs all others, and closes their lanes") {
   peers_here here;
   here.connect();
   here.peers.leave();

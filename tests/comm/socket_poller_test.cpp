@@ -66,7 +66,7 @@ TEST_CASE("a key returns its kind, its index and the low bits of its generation"
   }
 }
 
-TEST_CASE("a socket that breaks counts as readable, so that its reader finds out") {
+TEST_CASE("a broken socket counts as readable, so that its reader finds out") {
   epoll_event raw{};
   raw.events = EPOLLHUP | EPOLLERR;
   CHECK(ready_event(raw).is_readable);
@@ -75,7 +75,7 @@ TEST_CASE("a socket that breaks counts as readable, so that its reader finds out
   CHECK(ready_event(raw).is_writable);
 }
 
-TEST_CASE("a wait reports what is ready by its key, as it was last asked for") {
+TEST_CASE("a wait reports ready sockets by their keys, as last registered") {
   socket_poller poller(true);
   socket_pair pair;
   const std::uint64_t key = event_key(socket_event::data, 3, 5);
@@ -99,7 +99,7 @@ TEST_CASE("a wait reports what is ready by its key, as it was last asked for") {
   CHECK_FALSE(poller.change(pair.here.get(), EPOLLIN, key));
 }
 
-TEST_CASE("a wait ends at its time, or at the next timer when that comes first") {
+TEST_CASE("a wait ends at its deadline, or at the next timer if that comes first") {
   socket_poller poller(true);
   const auto takes = [&](std::uint64_t until, std::uint64_t timer) {
     poller.begin();
@@ -118,7 +118,7 @@ TEST_CASE("a wait ends at its time, or at the next timer when that comes first")
   CHECK(takes(20'000 * poll_ms, 5 * poll_ms) < 10'000 * poll_ms);
 }
 
-TEST_CASE("a wait counts as listened as long as it may have lasted, and 50 ms more at most") {
+TEST_CASE("a wait counts as listened for as long as it may have lasted, and at most 50 ms longer") {
   socket_poller poller(true);
   for (int waits = 0; waits < tries && poller.clock().listened() < 10 * poll_ms; ++waits)
     static_cast<void>(wait_for(poller, 10 * poll_ms));
@@ -131,7 +131,7 @@ TEST_CASE("a wait counts as listened as long as it may have lasted, and 50 ms mo
   CHECK(poller.clock().listened() - before == detail::timer_ns);
 }
 
-TEST_CASE("any thread wakes a wait, this one or the next") {
+TEST_CASE("any thread can wake the present wait or the next") {
   socket_poller poller(false);
   const auto is_woken = [&] {
     for (int waits = 0; waits < tries && !poller.is_woken(); ++waits) {
@@ -178,7 +178,7 @@ TEST_CASE("a wait ends when a socket that epoll does not know can be written to"
   CHECK(found.events[0].of == socket_event::told);
 }
 
-TEST_CASE("a hot socket ends a wait without epoll, next to what epoll has") {
+TEST_CASE("a hot socket ends a wait without epoll, together with the sockets that epoll reports") {
   socket_poller poller(true);
   socket_pair hot;
   socket_pair other;

@@ -52,7 +52,7 @@ struct loopback {
 
 }  // namespace
 
-TEST_CASE("a process that holds the other end of a TCP connection is known to, and no other one is") {
+TEST_CASE("the process at the other end of a TCP connection is recognised, and no other process is") {
   const pid_t other = ::fork();
   if (other == 0) {
     ::pause();
@@ -84,7 +84,7 @@ TEST_CASE("a Unix socket has no place in the list of TCP connections") {
 }
 
 TEST_CASE(
-    "a process with beats that computes wants a core, and one that sleeps, is stopped or has ended does "
+    "a process with heartbeats that computes wants a core; one that sleeps, is stopped or has ended does "
     "not") {
   int ready[2] = {-1, -1};
   REQUIRE(::pipe(ready) == 0);

@@ -122,7 +122,7 @@ auto with_child(int told) {
 }  // namespace
 
 TEST_CASE(
-    "a process that is killed is dead for certain to all, and a fresh one takes its seat, again and again") {
+    "all endpoints report a killed process as certainly dead, and fresh ones take its seat, repeatedly") {
   for (const socket_kind kind : both_kinds) {
     for (const std::uint32_t victim : {0U, 1U, 2U}) {
       socket_world world(kind, 3);
@@ -172,7 +172,7 @@ TEST_CASE("a grandchild that holds the sockets of a killed process does not hide
   }
 }
 
-TEST_CASE("a process that is given up when its end was just seen is reported as dead for certain") {
+TEST_CASE("a process that is given up just after its end was seen is reported as certainly dead") {
   socket_world world(socket_kind::tcp, 2);
   world.start(0);
   std::array<int, 2> told{};
@@ -196,7 +196,7 @@ TEST_CASE("a process that is given up when its end was just seen is reported as 
   ::close(told[1]);
 }
 
-TEST_CASE("what a process sent before it was killed still comes") {
+TEST_CASE("frames that a process sent before it was killed still arrive") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     world.start(0);
@@ -225,7 +225,8 @@ TEST_CASE("what a process sent before it was killed still comes") {
 }
 
 TEST_CASE(
-    "frames without a buffer when their sender died are taken if they have one when the death is noticed") {
+    "frames without a buffer when their sender died are received if the handler has one when the death is "
+    "noticed") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     world.start(0);
@@ -245,7 +246,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a process that is stopped is suspected, does not come back, and is dead for certain once it is") {
+TEST_CASE("a stopped process is suspected, does not return, and is certainly dead once it ends") {
   socket_world world(socket_kind::local, 3,
                      {.beat_ns = 5 * ms, .soft_silence_ns = 50 * ms, .hard_silence_ns = 300 * ms});
   world.start(0);
@@ -272,7 +273,7 @@ TEST_CASE("a process that is stopped is suspected, does not come back, and is de
   REQUIRE(world.until([&] { return is_whole_but(world, 1); }));
 }
 
-TEST_CASE("a stopped process is killed where that is asked for, and is then dead for certain") {
+TEST_CASE("a stopped process is killed if the options say so, and is then certainly dead") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2,
                        {.silence = on_silence::kill_local,
@@ -291,7 +292,7 @@ TEST_CASE("a stopped process is killed where that is asked for, and is then dead
   }
 }
 
-TEST_CASE("a process that ends in order is dead for certain, and its seat is free at once") {
+TEST_CASE("a process that ends normally is certainly dead, and its seat is free at once") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2);
     world.start(0);
@@ -307,7 +308,7 @@ TEST_CASE("a process that ends in order is dead for certain, and its seat is fre
   }
 }
 
-TEST_CASE("a child that its process forks may destroy the copy of the endpoint, and no process notices") {
+TEST_CASE("a forked child may destroy its copy of the endpoint, and no process notices") {
   socket_world world(socket_kind::local, 2);
   REQUIRE(world.join());
   std::fflush(nullptr);

@@ -95,7 +95,7 @@ struct raw_seat {
 
 }  // namespace
 
-TEST_CASE("a process that does not know the secret is refused, counted, and not let near a seat") {
+TEST_CASE("a process without the secret is refused, counted, and kept from every seat") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2, {.secret = "right"});
     world.start(0);
@@ -113,7 +113,7 @@ TEST_CASE("a process that does not know the secret is refused, counted, and not 
   }
 }
 
-TEST_CASE("a process of another job's shape is refused though it knows the secret") {
+TEST_CASE("a process of a job with another shape is refused even if it knows the secret") {
   for (const bool is_of_frames : {false, true}) {
     socket_world world(socket_kind::tcp, 2);
     world.start(0);
@@ -132,7 +132,7 @@ TEST_CASE("a process of another job's shape is refused though it knows the secre
 }
 
 TEST_CASE(
-    "callers that say nothing, garbage or too little are closed in time and in number, while frames "
+    "the time and the number of callers that send nothing, garbage or too little are bounded, while frames "
     "continue") {
   for (const socket_kind kind : both_kinds) {
     for (const auto seed : seeds(2)) {
@@ -175,7 +175,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("no more callers are listened to at once than max_half_open says") {
+TEST_CASE("an endpoint listens to at most `max_half_open` callers at once") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2, {.max_half_open = 5});
     world.start(0);
@@ -189,7 +189,7 @@ TEST_CASE("no more callers are listened to at once than max_half_open says") {
   }
 }
 
-TEST_CASE("callers that say nothing and come again and again shut no rank out") {
+TEST_CASE("silent callers that call again and again lock no rank out") {
   for (const socket_kind kind : both_kinds) {
     socket_world world(kind, 2, {.max_half_open = 5});
     world.start(0);
@@ -211,8 +211,7 @@ TEST_CASE("callers that say nothing and come again and again shut no rank out") 
   }
 }
 
-TEST_CASE(
-    "a caller that sits in no seat of the job that it names is a stranger, though it knows the secret") {
+TEST_CASE("a caller that names a seat outside the job is a stranger even if it knows the secret") {
   for (const std::uint32_t seat : {2U, 63U, 200U}) {
     socket_world world(socket_kind::tcp, 2);
     world.start(0);
@@ -222,7 +221,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a process that a caller names is not killed, and not watched, unless it holds the connection") {
+TEST_CASE("the process that a caller names is neither killed nor watched unless it has the connection") {
   struct bystander_process {
     pid_t id = ::fork();
     ~bystander_process() {
@@ -319,8 +318,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "a connection that ends without notice is a death as it was said to be where the process is not known") {
+TEST_CASE("a connection that ends without notice counts as configured if the process is unknown") {
   for (const on_reset reset : {on_reset::dead, on_reset::suspected}) {
     socket_world world(socket_kind::tcp, 2, {.reset = reset});
     world.start(0);
@@ -340,8 +338,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "a connection that ends while its process lives is suspected, after some time in which it may exit") {
+TEST_CASE("if a connection ends while its process lives, the process is suspected after some time to exit") {
   socket_world world(socket_kind::local, 2, {.confirm_ns = 50 * ms});
   world.start(0);
   std::optional<raw_seat> seat;
@@ -357,7 +354,7 @@ TEST_CASE(
   CHECK(world.heard[0].deaths == std::vector{std::pair{1U, comm::death::suspected}});
 }
 
-TEST_CASE("a caller that goes away before it has said anything on its lanes never came") {
+TEST_CASE("a caller that ends before it sends anything on its lanes has no effect") {
   socket_world world(socket_kind::local, 2);
   world.start(0);
   {
@@ -380,8 +377,7 @@ TEST_CASE("a caller that goes away before it has said anything on its lanes neve
   }
 }
 
-TEST_CASE(
-    "half of a process's lanes do not keep its seat from another for longer than a handshake may take") {
+TEST_CASE("a process with one of its two lanes blocks the seat at most for a handshake") {
   socket_world world(socket_kind::local, 2, {.handshake_ns = 200 * ms});
   world.start(0);
   const driven_seat drive(world, 0);

@@ -86,7 +86,7 @@ std::pair<socket_handshake::turn, socket_handshake::turn> shake(const detail::wi
 
 }  // namespace
 
-TEST_CASE("HMAC-SHA256 gives what RFC 4231 lists") {
+TEST_CASE("HMAC-SHA256 gives the values of RFC 4231") {
   const auto times = [](std::size_t count, int byte) { return std::string(count, static_cast<char>(byte)); };
   CHECK(hmac(times(20, 0x0b), "Hi There") ==
         "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
@@ -119,7 +119,7 @@ TEST_CASE("bytes are equal in constant time only when all are") {
   CHECK(!detail::is_equal_in_constant_time(a, b));
 }
 
-TEST_CASE("a header is read as it was written, and not when any bit of it has changed") {
+TEST_CASE("a header is read as it was written, and refused if any bit has changed") {
   const detail::wire_header header{
       {1ULL << 60, 2ULL << 50, 3ULL << 40, 4096, 5U << 30, 6U << 29, 60000, 50000},
       detail::socket_lane::data,
@@ -153,7 +153,7 @@ TEST_CASE("a header is read as it was written, and not when any bit of it has ch
   CHECK(!detail::read_header(bytes, detail::socket_lane::told, 1, 4096));
 }
 
-TEST_CASE("a hello is read as it was written, and not from a seat that there is not") {
+TEST_CASE("a hello is read as it was written, and refused if its seat does not exist") {
   const auto hello = hello_of(3, 1, detail::hello_purpose::told);
   std::array<std::byte, detail::wire_hello_bytes> bytes{};
   detail::write_hello(hello, bytes);
@@ -171,8 +171,7 @@ TEST_CASE("a hello is read as it was written, and not from a seat that there is 
   CHECK(!detail::read_hello(bytes, 4));
 }
 
-TEST_CASE(
-    "two processes that know the secret connect, and any bit that changes on its way ends the attempt") {
+TEST_CASE("two processes with the secret connect, and any changed bit on the way ends the attempt") {
   using turn = socket_handshake::turn;
   const auto caller = hello_of(3, 1, detail::hello_purpose::data);
   const auto listener = hello_of(1, 0, detail::hello_purpose::data);
@@ -211,9 +210,8 @@ TEST_CASE("a hello of the wrong direction, to another seat, or reflected to its 
 }
 
 TEST_CASE(
-    "a process that is refused for its version, or calls the wrong seat, learns which process is there, and "
-    "knows "
-    "why") {
+    "a process that is refused for its version, or calls the wrong seat, learns the reason and which process "
+    "is there") {
   const auto key = secret_of("s");
   using why = detail::socket_handshake::refusal;
   using turn = detail::socket_handshake::turn;
@@ -239,7 +237,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a caller without the secret is refused, and a listener without it is not believed") {
+TEST_CASE("a caller without the secret is refused, and so is a listener without it") {
   using turn = socket_handshake::turn;
   for (const bool is_caller_wrong : {true, false}) {
     const auto right = secret_of("right");
@@ -264,7 +262,7 @@ TEST_CASE("a caller without the secret is refused, and a listener without it is 
   }
 }
 
-TEST_CASE("frames come whole and in order however their bytes are cut") {
+TEST_CASE("frames arrive complete and in order, regardless of how their bytes are cut") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -320,7 +318,7 @@ TEST_CASE("frames come whole and in order however their bytes are cut") {
   }
 }
 
-TEST_CASE("bytes that wait are what was added, less what went") {
+TEST_CASE("the waiting bytes are those added less those sent") {
   for (const auto seed : seeds(50)) {
     CAPTURE(seed);
     random_numbers random(seed);

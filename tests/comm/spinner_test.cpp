@@ -26,20 +26,20 @@ std::uint64_t wait_for(spinner& spin, std::uint64_t& now, std::uint64_t after_ns
 }  // namespace
 
 TEST_SUITE("spinner") {
-  TEST_CASE("what comes soon is looked for each time") {
+  TEST_CASE("a spinner spins in each wait if results come soon") {
     spinner spin;
     std::uint64_t now = 5;
     for (int i = 0; i < 100; ++i)
       CHECK(wait_for(spin, now, 10'000) == 10'000);
   }
 
-  TEST_CASE("a wait looks no longer than it may") {
+  TEST_CASE("a wait spins at most as long as allowed") {
     spinner spin;
     std::uint64_t now = 5;
     CHECK(wait_for(spin, now, 500'000) == most);
   }
 
-  TEST_CASE("where looking finds nothing, 1 of 1024 waits looks") {
+  TEST_CASE("if spinning finds nothing, 1 of 1024 waits spins") {
     spinner spin;
     std::uint64_t now = 5;
     for (int i = 0; i < 4096; ++i)
@@ -70,8 +70,8 @@ TEST_SUITE("spinner") {
   }
 
   TEST_CASE(
-      "a process that gets the core back late gives it up for 1024 waits, though what it waited for has "
-      "come") {
+      "a process that gets its core back late stops spinning for 1024 waits, even if its result has "
+      "arrived") {
     spinner spin;
     std::uint64_t now = 5;
     spin.begin(now, most);
@@ -83,7 +83,7 @@ TEST_SUITE("spinner") {
     CHECK(wait_for(spin, now, 1'000) != 0);
   }
 
-  TEST_CASE("a wait that has received a part continues to look") {
+  TEST_CASE("a wait that has received a part continues to spin") {
     spinner spin;
     std::uint64_t now = 5;
     spin.begin(now, most);
@@ -96,7 +96,7 @@ TEST_SUITE("spinner") {
     CHECK_FALSE(spin.goes_on(now));
   }
 
-  TEST_CASE("with no time to look no thread looks") {
+  TEST_CASE("with a spin time of zero no thread spins") {
     spinner spin;
     spin.begin(5, 0);
     CHECK_FALSE(spin.goes_on(5));

@@ -27,7 +27,7 @@ struct on_stream {
 
 }  // namespace
 
-TEST_CASE("what CUDA provided is returned, and a refusal leaves nothing behind") {
+TEST_CASE("all CUDA objects are returned, and a refusal leaves none behind") {
   nccl_script script;
   scripted_nccl<> api{&script};
   {
@@ -47,7 +47,7 @@ TEST_CASE("what CUDA provided is returned, and a refusal leaves nothing behind")
   CHECK(script.log.empty());
 }
 
-TEST_CASE("a stream is idle but for work that is marked and not done") {
+TEST_CASE("a stream is idle except for marked, unfinished work") {
   on_stream on;
   on.script.queries = {cudaErrorNotReady};
   CHECK(on.marker.is_idle());  // nothing is marked: the event is not asked
@@ -68,7 +68,7 @@ TEST_CASE("a stream is idle but for work that is marked and not done") {
   CHECK(on.marker.is_idle());
 }
 
-TEST_CASE("the rest is marked where there is some, and a refusal is reported") {
+TEST_CASE("remaining work is marked if there is some, and a refusal is reported") {
   on_stream on;
   const auto marks = [&] { return std::ranges::count(on.script.log, "record"); };
   CHECK(on.marker.mark_the_rest());

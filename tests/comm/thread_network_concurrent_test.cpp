@@ -43,7 +43,7 @@ void in_threads(std::uint32_t seats, Body body) {
 }  // namespace
 
 TEST_SUITE("thread_network") {
-  TEST_CASE("messages of any length go round a ring, copied and read in place") {
+  TEST_CASE("messages of any length go around a ring, copied and read in place") {
     thread_network net(3, {.frame_bytes = 5000, .copied_bytes = 1000, .lane_bytes = 3000});
     in_threads(3, [&](seat_id self) {
       thread_endpoint end(net, self);
@@ -65,7 +65,8 @@ TEST_SUITE("thread_network") {
     });
   }
 
-  TEST_CASE("ranks are killed and take their seats again, and all end with the state of a quiet run") {
+  TEST_CASE(
+      "ranks are killed and return to their seats, and all end with the state of a run without deaths") {
     std::atomic<std::uint64_t> killed{0};
     for (const auto seed : llmmem_tests::seeds(20)) {
       CAPTURE(seed);
@@ -100,7 +101,8 @@ TEST_SUITE("thread_network") {
     CHECK(killed > 5);
   }
 
-  TEST_CASE("a sender to a process that does not listen waits until its deadline, and owns its bytes again") {
+  TEST_CASE(
+      "a sender to a process that does not listen waits until its deadline, and then owns its bytes again") {
     thread_network net(2, {.frame_bytes = 1 << 20, .copied_bytes = 100, .lane_bytes = 100});
     std::atomic<bool> is_over{false};
     in_threads(2, [&](seat_id self) {
@@ -126,7 +128,7 @@ TEST_SUITE("thread_network") {
     });
   }
 
-  TEST_CASE("a wait is ended by wake, from another thread") {
+  TEST_CASE("`wake` from another thread ends a wait") {
     thread_network net(1);
     thread_endpoint end(net, seat_id{0});
     std::thread waker([&] { end.wake(); });
@@ -136,7 +138,7 @@ TEST_SUITE("thread_network") {
     CHECK_FALSE(end.poll({0}, nobody));
   }
 
-  TEST_CASE("what happens while a callback runs ends the wait that follows it") {
+  TEST_CASE("an event during a callback ends the wait that follows it") {
     // Takes no data, and lets something happen while it is asked.
     struct meanwhile : llmmem::detail::any_frame_handler {
       frame_buffer buffer_for(seat_id, const frame_header&) noexcept {
@@ -191,7 +193,7 @@ TEST_SUITE("thread_network") {
   }
 
   TEST_CASE(
-      "a process that gives up a frame that is being read waits until it was, and it has been sent then") {
+      "a process that gives up a frame while it is read waits for the read, and the frame counts as sent") {
     struct giver : llmmem::detail::any_frame_handler {
       [[nodiscard]] bool keeps_waiting() const noexcept {
         if (!is_being_read->load()) return true;
@@ -244,7 +246,7 @@ TEST_SUITE("thread_network") {
     CHECK(reads.bytes[99] == std::byte{7});
   }
 
-  TEST_CASE("a process that takes the seat of one that died hears nothing that was meant for that one") {
+  TEST_CASE("a process that takes a dead process's seat receives nothing that was meant for that process") {
     struct counter : llmmem::detail::any_frame_handler {
       frame_buffer buffer_for(seat_id, const frame_header& header) noexcept {
         ++heard;
@@ -282,7 +284,7 @@ TEST_SUITE("thread_network") {
     CHECK(newcomer.heard == 2);
   }
 
-  TEST_CASE("a death is reported even if what was sent before it finds no buffer") {
+  TEST_CASE("a death is reported even if an earlier frame finds no buffer") {
     struct full : llmmem::detail::any_frame_handler {
       frame_buffer buffer_for(seat_id, const frame_header&) noexcept {
         return {.what = frame_buffer::answer::ask_again};
@@ -336,7 +338,7 @@ TEST_SUITE("thread_network") {
     CHECK(other.deaths.empty());
   }
 
-  TEST_CASE("what cannot be is refused with what it is and how to mend it") {
+  TEST_CASE("impossible options are refused with what is wrong and how to resolve it") {
     CHECK_THROWS_WITH_AS(thread_network(0), "thread_network: 0 seats; 1 to 256 are allowed", argument_error);
     CHECK_THROWS_WITH_AS(thread_network(257), "thread_network: 257 seats; 1 to 256 are allowed",
                          argument_error);
@@ -350,9 +352,7 @@ TEST_SUITE("thread_network") {
                          "thread_network: seat 1 is taken; end that endpoint first", argument_error);
   }
 
-  TEST_CASE(
-      "a frame that gets a smaller buffer than it needs is dropped, and nothing after the buffer is "
-      "written") {
+  TEST_CASE("a frame whose buffer is too small is dropped, and nothing is written past the buffer") {
     struct narrow : llmmem::detail::any_frame_handler {
       frame_buffer buffer_for(seat_id, const frame_header&) noexcept {
         return {frame_buffer::answer::take, std::span(bytes).first(4)};
@@ -379,7 +379,7 @@ TEST_SUITE("thread_network") {
   }
 
   TEST_CASE(
-      "copies that are not taken have a budget, and what was sent before a death is received before it") {
+      "unreceived copies have a budget, and frames sent before a death are received before its report") {
     struct order : llmmem::detail::any_frame_handler {
       frame_buffer buffer_for(seat_id, const frame_header& header) noexcept {
         return {frame_buffer::answer::take, std::span(bytes).first(header.bytes)};

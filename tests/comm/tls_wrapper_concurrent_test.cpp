@@ -264,7 +264,7 @@ std::vector<std::byte> pattern(std::size_t bytes) {
 }  // namespace
 
 TEST_SUITE("connections over TLS") {
-  TEST_CASE("frames and messages come as they were sent, and nobody in the network sees any of them") {
+  TEST_CASE("frames and messages arrive as they were sent, and none is visible in the network") {
     const auto payload = pattern(700'000);
     const auto told = bytes_of("what is told from seat to seat");
     for (const bool is_hidden : {true, false}) {
@@ -294,7 +294,7 @@ TEST_SUITE("connections over TLS") {
     }
   }
 
-  TEST_CASE("a process with another secret, or without TLS, is refused, and both ends say why") {
+  TEST_CASE("a process with another secret, or without TLS, is refused, and both ends report why") {
     const auto missing = [](socket_wrapper* lower, socket_wrapper* upper, seat_absence why) {
       pair_over_relay pair(lower, upper);
       CHECK(pair.until([&] { return pair.ends[0]->why_missing(seat_id{1}) == why; }));
@@ -318,7 +318,7 @@ TEST_SUITE("connections over TLS") {
           "in TLS, and the other does not; give all processes a wrapper, or none");
   }
 
-  TEST_CASE("a connection that is changed or cut ends, and no byte of it is believed") {
+  TEST_CASE("a connection that is changed or cut ends, and none of its bytes are accepted") {
     const auto payload = pattern(40'000);
     for (const int way : {0, 1}) {
       for (const bool is_cut : {false, true}) {
@@ -476,7 +476,7 @@ TEST_SUITE("connections over TLS") {
     CHECK(got == 5);
   }
 
-  TEST_CASE("what an endpoint wrote last arrives, also if the other one sends to it meanwhile") {
+  TEST_CASE("the last bytes of an endpoint arrive, even if the other end sends meanwhile") {
     tls_wrapper one(secret);
     tls_wrapper other(secret);
     detail::descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));

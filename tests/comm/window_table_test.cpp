@@ -17,7 +17,8 @@
 using namespace llmmem;
 using namespace llmmem_tests;
 
-TEST_CASE("memory shares bytes with the first window that has one of them, as counted byte by byte") {
+TEST_CASE(
+    "a lookup finds the first window that shares a byte with the memory, as a byte by byte count does") {
   for (const auto seed : seeds(50)) {
     CAPTURE(seed);
     random_numbers random(seed);

@@ -34,7 +34,7 @@ ended_run run(const std::string& command, const std::string& redirections) {
 }  // namespace
 
 TEST_SUITE("standard_streams") {
-  TEST_CASE("a result that cannot be written is reported as a failure, even if all else succeeded") {
+  TEST_CASE("an unwritable result is reported as a failure, even if all else succeeded") {
     for (const std::string& command : programs) {
       CAPTURE(command);
       for (const std::string where : {">/dev/full", ">&-", "0<&- >&-"}) {
@@ -47,7 +47,7 @@ TEST_SUITE("standard_streams") {
     }
   }
 
-  TEST_CASE("notes in addition to the result may be lost, and the result is complete") {
+  TEST_CASE("the result is complete even if notes in addition to it are lost") {
     for (const std::string& command : programs) {
       CAPTURE(command);
       const ended_run whole = run(command, "");
@@ -62,7 +62,7 @@ TEST_SUITE("standard_streams") {
     }
   }
 
-  TEST_CASE("a training run continues when no reader takes its progress and its notes of saves") {
+  TEST_CASE("a training run continues if no reader takes its progress and its notes of saves") {
     const temporary_folder folder;
     const std::string command =
         "train_gpt --layers 1 --width 16 --heads 1 --context 8 --batch 1 --steps 3 --threads 1 "

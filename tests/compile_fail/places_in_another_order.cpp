@@ -1,4 +1,4 @@
-// expect: this place is of another space than its tier
+// expect: this place names a space of another type than its tier
 // The places of a buffer come in the order of its tiers.
 #include <llmmem/space/host.hpp>
 #include <llmmem/tiered_buffer.hpp>

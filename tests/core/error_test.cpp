@@ -52,7 +52,7 @@ TEST_CASE("checked arithmetic works in constant expressions") {
   static_assert(checked_add(3, 5, "x") == 8);
 }
 
-TEST_CASE("whatever the library throws can be caught as llmmem::error and as std::runtime_error") {
+TEST_CASE("every exception of the library can be caught as llmmem::error and as std::runtime_error") {
   const auto derives = []<class... Errors>() { return (std::is_base_of_v<error, Errors> && ...); };
   static_assert(
       derives.operator()<length_error, argument_error, out_of_memory, handle_error, system_error>());

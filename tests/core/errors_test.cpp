@@ -72,7 +72,7 @@ static_assert(errc::peer_failed.number() == 76 && errc::frame_forged.number() ==
 
 }  // namespace
 
-TEST_CASE("each number up to the last is one code's, and each code has a name of its own") {
+TEST_CASE("each number up to the last belongs to one code, and each code has its own name") {
   std::set<unsigned> numbers;
   std::set<std::string_view> names;
   for (const error_info* each : every_code()) {
@@ -103,7 +103,7 @@ TEST_CASE("a code names each number that its sentence shows") {
   }
 }
 
-TEST_CASE("no text of a failure shows a brace") {
+TEST_CASE("no failure's text contains a brace") {
   for (const error_info* each : every_code()) {
     const std::string text =
         failure{.code = error_code(*each), .index = 2, .wanted = 30, .found = 12}.message();
@@ -112,8 +112,7 @@ TEST_CASE("no text of a failure shows a brace") {
   }
 }
 
-TEST_CASE(
-    "a code that is read by its number is equal to the constant, with its text where the table is known") {
+TEST_CASE("a code read by its number equals the constant, and has its text if the table is known") {
   for (const error_info* each : every_code()) {
     const error_code read = detail::code_numbered(each->number, detail::ground_errors, detail::paging_errors);
     CHECK(read == error_code(*each));

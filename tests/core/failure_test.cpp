@@ -51,13 +51,13 @@ static_assert(sizeof(failure) <= 128);
 
 }  // namespace
 
-TEST_CASE("a failure names an object that no longer exists, by a short name and by a long one") {
+TEST_CASE("a failure names an object that no longer exists, whether its name is short or long") {
   CHECK(extend_too_far("kv").message() == "kv" + refused_1000);
   const std::string name = "a name that is long enough for the heap";
   CHECK(extend_too_far(name).message() == name + refused_1000);
 }
 
-TEST_CASE("a failure names its object as before after that was moved and its place was used again") {
+TEST_CASE("a failure names its object unchanged after the object was moved and its place reused") {
   std::optional<paged_allocator<>> first(std::in_place, paged_options{.blocks = 4, .name = "kv"});
   const auto sequence = first->create().value();
   const failure why = first->extend(sequence, 1000).error();
@@ -68,7 +68,7 @@ TEST_CASE("a failure names its object as before after that was moved and its pla
   CHECK(why.message() == "kv" + refused_1000);
 }
 
-TEST_CASE("a function that owns its buffer hands its failure up") {
+TEST_CASE("a function that owns its buffer returns the buffer's failure to its caller") {
   const auto done = load_too_much();
   REQUIRE_FALSE(done);
   CHECK(done.error().message() ==
@@ -88,7 +88,7 @@ TEST_CASE("an exception from value() keeps its text when the object no longer ex
   CHECK(text == "a name that is long enough for the heap" + refused_1000);
 }
 
-TEST_CASE("a name of at most max_size bytes is kept whole") {
+TEST_CASE("a name of at most max_size bytes is kept completely") {
   for (std::size_t size = 0; size <= failure_name::max_size; ++size) {
     const std::string name(size, 'n');
     CHECK(failure_name(name).view() == name);
@@ -97,7 +97,7 @@ TEST_CASE("a name of at most max_size bytes is kept whole") {
   CHECK(failure_name(nullptr).empty());
 }
 
-TEST_CASE("a path that is too long keeps the folder it begins with, three dots and its end") {
+TEST_CASE("a path that is too long keeps its first folder, three dots and its end") {
   const std::string path =
       "/var/lib/engine/models/" + std::string(200, 'x') + "/shard-00017-of-00030.safetensors";
   const std::string shown(failure_name(path).view());
@@ -110,7 +110,7 @@ TEST_CASE("a path that is too long keeps the folder it begins with, three dots a
             "path: each rank and each tier needs its own");
 }
 
-TEST_CASE("no character is cut where a name is shortened") {
+TEST_CASE("shortening a name cuts no character in half") {
   // Two bytes each, so that one offset of two falls inside a character at either cut.
   for (const std::string begin : {"", "a"}) {
     std::string name = begin;
@@ -160,7 +160,7 @@ std::size_t name_bytes_written(T (*make)()) {
 
 }  // namespace
 
-TEST_CASE("a success writes none of the bytes of a name but the first") {
+TEST_CASE("a success writes only the first byte of a name") {
   CHECK(name_bytes_written(seven) == 1);
   CHECK(name_bytes_written(nothing_wrong) == 1);
   CHECK(name_bytes_written(no_refusal) == 1);

@@ -299,8 +299,8 @@ constexpr std::array refusals{
 }  // namespace
 
 TEST_CASE(
-    "every refusal names the object, the problem and the numbers, and raises the exception of its kind with "
-    "that text") {
+    "every refusal names the object, the problem and the numbers, and raises its kind of exception with that "
+    "text") {
   // A new code that has no row here fails: the table is as long as the numbers.
   REQUIRE(refusals.size() == std::size_t{last_error_number});
   for (const auto& [code, kind, text] : refusals) {
@@ -330,7 +330,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("what holds for a chunk and for a tensor names which of both it is") {
+TEST_CASE("a code for chunks and tensors names which of both it is about") {
   CHECK(failure{.code = errc::no_contents, .index = 7, .wanted = 1, .where = "kv"}.message() ==
         "kv: tensor 7 has no contents; write all of it first");
   CHECK(failure{.code = errc::chunk_leased, .index = 7, .wanted = 1, .found = 2, .where = "kv"}.message() ==
@@ -352,7 +352,7 @@ TEST_CASE("a full table is named, and the option that makes it larger") {
         "persistent_file_options::max_chunks");
 }
 
-TEST_CASE("a rank that was waited for is named, with the bytes that moved where there are any to move") {
+TEST_CASE("a timeout names the awaited rank, and the bytes that moved if there were any to move") {
   CHECK(failure{errc::peer_timed_out, 7, 0, 0, "kv"}.message() ==
         "kv: rank 7 did not respond before the deadline; call again with more time, or revoke() and agree()");
   CHECK(failure{errc::peer_timed_out, 7, 1, 0, "kv"}.message() ==
@@ -360,7 +360,7 @@ TEST_CASE("a rank that was waited for is named, with the bytes that moved where 
         "revoke() and agree()");
 }
 
-TEST_CASE("a seat that is missing is named, with why and how to mend it") {
+TEST_CASE("a missing seat is named, with the reason and how to resolve it") {
   const auto text = [](seat_absence why) {
     return failure{errc::seat_missing, 2, static_cast<std::uint64_t>(why), 1, "job"}.message();
   };
@@ -402,7 +402,7 @@ TEST_CASE("a seat that is missing is named, with why and how to mend it") {
             "its process is in an epoch that began without this one; let its members agree() and admit()");
 }
 
-TEST_CASE("a failure of an object without a name speaks for the library") {
+TEST_CASE("a failure of an object without a name names the library") {
   CHECK(failure{}.message() == "llmmem: no failure");
   CHECK(failure{.code = errc::out_of_bytes, .wanted = 2, .found = 1}.message() ==
         "llmmem: 2 bytes needed, but 1 left in its budget; release ranges, or raise the budget");
@@ -417,7 +417,7 @@ TEST_CASE("a code this version does not know still prints") {
   CHECK_THROWS_WITH_AS(later.raise(), "kv: unknown failure 200", argument_error);
 }
 
-TEST_CASE("failures are equal when reason and numbers are, regardless of the object that refused") {
+TEST_CASE("failures are equal if their reasons and numbers are, regardless of the object that refused") {
   const failure one{errc::stale_handle, 7, 30, 12, "one"};
   CHECK(one == failure{errc::stale_handle, 7, 30, 12, "other"});
   CHECK(one != failure{errc::foreign_handle, 7, 30, 12, "one"});
@@ -426,7 +426,7 @@ TEST_CASE("failures are equal when reason and numbers are, regardless of the obj
   CHECK(one != failure{errc::stale_handle, 7, 30, 13, "one"});
 }
 
-TEST_CASE("a result with a value gives it, and no failure") {
+TEST_CASE("a result with a value returns it, and no failure") {
   result<int> five = 5;
   CHECK(five);
   CHECK(five.has_value());
@@ -452,7 +452,7 @@ TEST_CASE("a result without a value keeps its failure and throws it from value()
   CHECK_THROWS_WITH_AS(static_cast<void>(std::move(none).value()), text, out_of_memory);
 }
 
-TEST_CASE("a result hands on what can only be moved") {
+TEST_CASE("a result passes on values that can only be moved") {
   result<std::unique_ptr<int>> held = std::make_unique<int>(5);
   CHECK(**held == 5);
   CHECK(*held->get() == 5);
@@ -462,7 +462,7 @@ TEST_CASE("a result hands on what can only be moved") {
   CHECK(*result<std::unique_ptr<int>>(std::make_unique<int>(6)).value() == 6);
 }
 
-TEST_CASE("a result<void> is done, or says why not") {
+TEST_CASE("a result<void> is a success, or says why not") {
   const result<void> done;
   CHECK(done);
   CHECK(done.has_value());
@@ -477,7 +477,7 @@ TEST_CASE("a result<void> is done, or says why not") {
                        handle_error);
 }
 
-TEST_CASE("results work in constant expressions and tests of truth only when asked") {
+TEST_CASE("results work in constant expressions, and convert to bool only explicitly") {
   static_assert(*result<int>(5) == 5);
   static_assert(!result<int>(refused(errc::out_of_bytes)));
   static_assert(!std::is_convertible_v<result<int>, bool>);

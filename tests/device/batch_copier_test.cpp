@@ -76,7 +76,7 @@ struct pieces_world {
 }  // namespace
 
 TEST_SUITE("batch_copier") {
-  TEST_CASE("every piece arrives at its place, whichever way is the quickest, captured or not") {
+  TEST_CASE("every piece arrives at its place by the fastest path, whether captured or not") {
     for (const auto seed : llmmem_tests::seeds(200)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -101,7 +101,7 @@ TEST_SUITE("batch_copier") {
     }
   }
 
-  TEST_CASE("the way that the plan prefers is taken where it is open, else the next best") {
+  TEST_CASE("the copier takes the plan's preferred path if it is open, otherwise the next best") {
     one_stream made;
     auto& [device, runtime, stream] = made;
     std::vector<std::byte> bytes(1000);
@@ -140,7 +140,7 @@ TEST_SUITE("batch_copier") {
     CHECK(runtime.wait_stream(stream) == 0);
   }
 
-  TEST_CASE("pieces that follow each other at both ends are one") {
+  TEST_CASE("pieces that are adjacent at both ends become one") {
     std::vector<std::byte> bytes(1000);
     std::byte* const a = bytes.data();
     std::vector<copy_task> pieces{{a, a + 500, 10},     {a + 10, a + 510, 20}, {a + 30, a + 530, 0},
@@ -159,7 +159,7 @@ TEST_SUITE("batch_copier") {
     CHECK(device.calls == 0);
   }
 
-  TEST_CASE("pieces of memory that is not said to be one allocation stay by themselves") {
+  TEST_CASE("pieces of memory that is not declared as one allocation stay separate") {
     one_stream made;
     auto& [device, runtime, stream] = made;
     std::vector<std::byte> bytes(1000);
@@ -211,7 +211,7 @@ TEST_SUITE("batch_copier") {
     CHECK(runtime.wait_stream(stream) == 0);
   }
 
-  TEST_CASE("pieces are evenly apart when all their distances are, and rise") {
+  TEST_CASE("pieces count as evenly spaced if all their distances are equal and positive") {
     std::vector<std::byte> bytes(1000);
     std::byte* const a = bytes.data();
     const auto apart = [&](std::vector<copy_task> pieces) { return even_pieces_of(pieces).has_value(); };
@@ -225,7 +225,7 @@ TEST_SUITE("batch_copier") {
     CHECK_FALSE(apart({{a + 20, a + 500, 10}, {a, a + 530, 10}}));  // falls
   }
 
-  TEST_CASE("a driver that refuses is reported, whichever way was taken") {
+  TEST_CASE("a refusal of the driver is reported on every path") {
     for (const copy_way wanted : {copy_way::loop, copy_way::batch, copy_way::strided}) {
       CAPTURE(static_cast<int>(wanted));
       one_stream made;

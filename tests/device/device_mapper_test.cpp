@@ -94,7 +94,7 @@ static_assert(page_mapper<fake_mapper> && virtual_memory<fake_memory> && !fake_m
 }  // namespace
 
 TEST_SUITE("device_mapper") {
-  TEST_CASE("memory of a device is mapped to addresses, seen by its peers, and all of it is returned") {
+  TEST_CASE("device memory is mapped to addresses, visible to peers, and completely returned") {
     driver_state driver;
     {
       fake_memory memory(
@@ -120,7 +120,7 @@ TEST_SUITE("device_mapper") {
     CHECK(driver.ranges.empty());
   }
 
-  TEST_CASE("whichever call the driver refuses, its number is reported, and nothing is half done") {
+  TEST_CASE("if the driver refuses any call, its number is reported, and nothing stays half done") {
     for (std::uint64_t at = 0; at < 6; ++at) {
       CAPTURE(at);
       driver_state driver;
@@ -149,7 +149,7 @@ TEST_SUITE("device_mapper") {
     }
   }
 
-  TEST_CASE("without such a driver it says why, and a granularity must fit the driver's") {
+  TEST_CASE("without such a driver the mapper says why, and a granularity must fit the driver's") {
     driver_state driver;
     driver.why_missing = "there is no driver";
     CHECK_THROWS_WITH_AS(fake_mapper({}, {&driver}),

@@ -19,7 +19,7 @@ int main() {
   using namespace llmmem_tests;
   describe(require_device());
 
-  constexpr unsigned count = 100'003;  // no multiple of a block, so that the last one is partly idle
+  constexpr unsigned count = 100'003;  // not a multiple of a block, so that the last one is partly idle
   constexpr auto bytes = count * sizeof(unsigned);
   std::vector<unsigned> host(count);
   for (unsigned i = 0; i < count; ++i)

@@ -71,8 +71,7 @@ static_assert(device_runtime<refusing_runtime>);
 }  // namespace
 
 TEST_SUITE("device_queue") {
-  TEST_CASE(
-      "copies of two queues, each after the ones it needs, give the result of copying one after the other") {
+  TEST_CASE("copies of two queues, each after its dependencies, give the result of copies in sequence") {
     for (const auto seed : llmmem_tests::seeds(60)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -135,7 +134,7 @@ TEST_SUITE("device_queue") {
     }
   }
 
-  TEST_CASE("a fence passes with its own copy, not with an earlier or a later one") {
+  TEST_CASE("a fence passes with its own copy, not with an earlier or later one") {
     const auto bytes = bytes_of_seed(100, 1);
     fake_device device;
     fake_space space = space_of(device);
@@ -159,7 +158,7 @@ TEST_SUITE("device_queue") {
     CHECK(first != next);
   }
 
-  TEST_CASE("there is space again once the oldest point has passed, even if no caller asked for it") {
+  TEST_CASE("space is available once the oldest point has passed, even if no caller asked for it") {
     fake_device device(4);
     fake_space space = space_of(device);
     fake_queue queue(space, here, {.depth = 2}, device);
@@ -176,7 +175,7 @@ TEST_SUITE("device_queue") {
     CHECK(device.waits == 0);
   }
 
-  TEST_CASE("what cannot be copied is refused before the driver is asked") {
+  TEST_CASE("an impossible copy is refused before any call of the driver") {
     fake_device device;
     fake_space space = space_of(device);
     fake_queue queue(space, here, {.name = "up"}, device);
@@ -197,7 +196,7 @@ TEST_SUITE("device_queue") {
                          "device_events: the number of events is 0; it must be at least 1", length_error);
   }
 
-  TEST_CASE("whichever call the driver refuses is reported, and nothing stays in flight") {
+  TEST_CASE("if the driver refuses any call, that is reported, and nothing stays in flight") {
     bool was_well = false;
     for (std::uint64_t at = 0; !was_well; ++at) {
       CAPTURE(at);
@@ -235,7 +234,7 @@ TEST_SUITE("device_queue") {
     }
   }
 
-  TEST_CASE("no point is marked inside of a graph, and those before can be asked meanwhile") {
+  TEST_CASE("no point is marked inside a graph, and earlier points can be queried meanwhile") {
     fake_device device;
     fake_space space = space_of(device);
     fake_queue queue(space, here, {.depth = 4}, device);
@@ -260,7 +259,7 @@ TEST_SUITE("device_queue") {
                          system_error);
   }
 
-  TEST_CASE("a copy that the driver took, but not to wait for, is distinguished from one that it refused") {
+  TEST_CASE("a copy that the driver accepted without its marker is distinguished from a refused copy") {
     const auto bytes = bytes_of_seed(100, 1);
     fake_device device;
     fake_space space = space_of(device);
@@ -278,7 +277,7 @@ TEST_SUITE("device_queue") {
     space.deallocate(room);
   }
 
-  TEST_CASE("fences can be asked while somebody waits for a place") {
+  TEST_CASE("fences can be queried while a thread waits for a place") {
     fake_device device;
     refusals held;
     const refusing_runtime run(device, held);
@@ -321,7 +320,7 @@ TEST_SUITE("device_queue") {
     CHECK(queue.mark().error() == failure{errc::device_failed, 700, 0, 0});
   }
 
-  TEST_CASE("a lost device is reported by every fence that had not passed, and no call waits for it") {
+  TEST_CASE("every fence that has not passed reports a lost device, and no call waits for it") {
     const auto bytes = bytes_of_seed(100, 1);
     fake_device device;
     fake_space space = space_of(device);
@@ -344,7 +343,7 @@ TEST_SUITE("device_queue") {
     device.lost = 0;
   }
 
-  TEST_CASE("threads ask and wait for the same fences while marks continue") {
+  TEST_CASE("threads query and wait for the same fences while marks continue") {
     fake_device device(7);
     fake_space space = space_of(device);
     fake_queue queue(space, here, {.depth = 3}, device);

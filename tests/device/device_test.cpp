@@ -64,7 +64,7 @@ void check_resource(Resource& resource, const int& taken) {
 }  // namespace
 
 TEST_SUITE("device") {
-  TEST_CASE("ranges are aligned as asked, within the budget, and all goes back to the pool") {
+  TEST_CASE("ranges have the requested alignment, stay within the budget, and all return to the pool") {
     for (const auto seed : llmmem_tests::seeds(40)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -104,7 +104,7 @@ TEST_SUITE("device") {
     }
   }
 
-  TEST_CASE("the budget is charged with what a request takes of the pool") {
+  TEST_CASE("a request charges the budget with the bytes that it takes of the pool") {
     fake_device device;
     fake_space space(fake_pool(device_id{0}, device), {.budget = 4096});
     CHECK(space.try_allocate(1, 256).has_value());
@@ -124,7 +124,7 @@ TEST_SUITE("device") {
     CHECK(pool.footprint(max_bytes / 2, std::uint64_t{1} << 63) == max_bytes);
   }
 
-  TEST_CASE("whichever call the driver refuses is reported, and nothing stays behind") {
+  TEST_CASE("if the driver refuses any call, that is reported, and nothing stays behind") {
     for (std::uint64_t at = 0; at < 8; ++at) {
       CAPTURE(at);
       fake_device device;
@@ -151,7 +151,8 @@ TEST_SUITE("device") {
     }
   }
 
-  TEST_CASE("what the driver does not take back stays charged, and is returned as soon as it takes it") {
+  TEST_CASE(
+      "bytes that the driver refuses to take stay charged, and are returned as soon as it accepts them") {
     fake_device device;
     fake_space space(fake_pool(device_id{0}, device), {.budget = 4 * page});
     const auto first = space.try_allocate(page, 512).value();
@@ -186,7 +187,7 @@ TEST_SUITE("device") {
     CHECK(device.wrong.empty());
   }
 
-  TEST_CASE("kept memory is returned at the end, or by the object that it was moved to") {
+  TEST_CASE("kept memory is returned at the end, or by the object to which it was moved") {
     fake_device device;
     {
       fake_pool pool(device_id{0}, device);
@@ -219,7 +220,7 @@ TEST_SUITE("device") {
     CHECK(device.wrong.empty());
   }
 
-  TEST_CASE("what is on its way back to the pool is waited for before a request is refused") {
+  TEST_CASE("an allocation waits for memory on its way back to the pool before it refuses") {
     for (const auto seed : llmmem_tests::seeds(20)) {
       CAPTURE(seed);
       fake_device device(seed);
@@ -236,7 +237,7 @@ TEST_SUITE("device") {
     }
   }
 
-  TEST_CASE("a peak's memory goes back to the system when it is asked for, but for what is held or kept") {
+  TEST_CASE("trim returns a peak's memory to the system, except held and kept ranges") {
     fake_device device;
     fake_space space(fake_pool(device_id{0}, device), {.budget = mib});
     const auto low = space.try_allocate(page, 1).value();
@@ -253,7 +254,7 @@ TEST_SUITE("device") {
     space.deallocate(low);
   }
 
-  TEST_CASE("peers see what the pool gives out, or it is not made") {
+  TEST_CASE("peers can access all ranges of a pool, or the pool is not made") {
     fake_device device;
     const std::array peers{device_id{1}, device_id{5}};
     {
@@ -268,7 +269,7 @@ TEST_SUITE("device") {
     CHECK(device.objects() == 0);
   }
 
-  TEST_CASE("without a device it says why, and what to do") {
+  TEST_CASE("without a device the space says why, and what to do") {
     fake_device device;
     device.why_none = "there is no driver";
     CHECK_THROWS_WITH_AS(fake_pool(device_id{0}, device),
@@ -282,7 +283,7 @@ TEST_SUITE("device") {
     CHECK(device.objects() == 0);
   }
 
-  TEST_CASE("a range of another space is reported, and not deallocated") {
+  TEST_CASE("a range of another space is reported and stays allocated") {
     fake_device device;
     std::vector<misuse> told;
     const auto tell = [](const misuse& what, void* to) noexcept {
@@ -304,7 +305,7 @@ TEST_SUITE("device") {
     CHECK(space.stats().misuses == 3);
   }
 
-  TEST_CASE("any resource of either shape is a source, and one that throws has refused") {
+  TEST_CASE("any resource of either form is a source, and an exception of it counts as a refusal") {
     sync_resource newer;
     check_resource(newer, newer.taken);
     older_resource older;

@@ -27,7 +27,7 @@ constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 }  // namespace
 
 TEST_SUITE("pinned") {
-  TEST_CASE("pages are registered chunk by chunk, and let go when they are returned") {
+  TEST_CASE("pages are registered chunk by chunk, and unregistered when they are returned") {
     fake_device device;
     {
       fake_space space(fake_pinned({.chunk_bytes = 2 * mib}, device), {.budget = 64 * mib});
@@ -46,7 +46,7 @@ TEST_SUITE("pinned") {
     CHECK(device.wrong.empty());
   }
 
-  TEST_CASE("a driver that refuses a chunk refuses the request, and none stays registered") {
+  TEST_CASE("if the driver refuses a chunk, the request is refused, and no chunk stays registered") {
     for (std::uint64_t at = 0; at < 4; ++at) {
       CAPTURE(at);
       fake_device device;
@@ -62,7 +62,7 @@ TEST_SUITE("pinned") {
     }
   }
 
-  TEST_CASE("without a device memory is the system's, locked as far as it allows, and all continues") {
+  TEST_CASE("without a device, memory comes from the system, locked as far as it allows, and all continues") {
     fake_device device;
     device.why_none = "there is no driver";
     fake_space space(fake_pinned({}, device), {.budget = 64 * mib});
@@ -82,7 +82,7 @@ TEST_SUITE("pinned") {
     CHECK(device.calls == 0);
   }
 
-  TEST_CASE("kernels see the bytes where the driver says, in one piece or not at all") {
+  TEST_CASE("kernels see the bytes at the driver's address, in one piece or not at all") {
     fake_device device;
     fake_space space(fake_pinned({.chunk_bytes = 2 * mib}, device), {.budget = 64 * mib});
     const auto range = space.try_allocate(4 * mib, 4096).value();
@@ -98,7 +98,8 @@ TEST_SUITE("pinned") {
     CHECK(source.device_address(range.data, 1).error() == failure{errc::device_failed, 77, 1, 0});
   }
 
-  TEST_CASE("a registration that drivers always refuse is refused first, and the text names the way out") {
+  TEST_CASE(
+      "a registration that drivers always refuse is refused first, with a text that names the solution") {
     constexpr std::uint64_t limit = std::uint64_t{1} << 39;
     static_assert(fake_pinned::registration_limit == limit);
     fake_device device;
@@ -119,7 +120,7 @@ TEST_SUITE("pinned") {
     CHECK_FALSE(fake_pinned({}, device).refusal(2 * limit, 4096));
   }
 
-  TEST_CASE("pages are registered by the device that is named, else by the one that is current") {
+  TEST_CASE("the named device registers pages, otherwise the current one") {
     fake_device device;
     device.current = 3;
     {
@@ -134,7 +135,7 @@ TEST_SUITE("pinned") {
     space.deallocate(range);
   }
 
-  TEST_CASE("a chunk that the driver cannot be given is refused") {
+  TEST_CASE("a chunk that the driver cannot accept is refused") {
     fake_device device;
     CHECK_THROWS_WITH_AS(fake_pinned({.chunk_bytes = 3 * mib}, device),
                          "pinned_source: chunk_bytes is 3145728; it must be a multiple of 2 MiB",

@@ -71,8 +71,8 @@ void note_misuse(const misuse& what, void* into) noexcept {
 
 TEST_SUITE("stream_ordered") {
   TEST_CASE(
-      "a range returned behind a stream stays allocated until the stream has passed, and the caller does not "
-      "wait") {
+      "a range returned behind a stream stays allocated until the stream has passed, while the caller "
+      "continues") {
     world of;
     ordered_space memory(of.space, first, of.device);
     const auto range = memory.try_allocate(8 * kib, 256).value();
@@ -92,7 +92,7 @@ TEST_SUITE("stream_ordered") {
   }
 
   TEST_CASE(
-      "an allocation waits for streams only while the budget is short, and takes back the oldest first") {
+      "an allocation waits for streams only if the budget is short, and takes back the oldest range first") {
     world of;
     ordered_space memory(of.space, first, of.device);
     const auto a = memory.try_allocate(32 * kib, 256).value();
@@ -113,7 +113,7 @@ TEST_SUITE("stream_ordered") {
     CHECK(memory.used() == 0);
   }
 
-  TEST_CASE("a range returned during a capture stays until the graph is gone") {
+  TEST_CASE("a range returned during a capture stays until the graph is destroyed") {
     world of;
     {
       ordered_space memory(of.space, first, of.device);
@@ -164,7 +164,7 @@ TEST_SUITE("stream_ordered") {
     of.space.deallocate(of_beneath);
   }
 
-  TEST_CASE("a refused point is waited for, and a lost device keeps the memory") {
+  TEST_CASE("the space waits for the stream if a point is refused, and keeps the memory of a lost device") {
     world of;
     ordered_space memory(of.space, first, of.device);
     const auto a = memory.try_allocate(kib, 256).value();
@@ -181,7 +181,7 @@ TEST_SUITE("stream_ordered") {
     memory.release_captured();
   }
 
-  TEST_CASE("an allocation waits for a range that another thread is just returning") {
+  TEST_CASE("an allocation waits for a range that another thread is returning at that moment") {
     world of;
     std::function<void()> before;
     stream_ordered memory(of.space, first, interrupted_runtime(of.device, before));
@@ -246,7 +246,7 @@ TEST_SUITE("stream_ordered") {
     }
   }
 
-  TEST_CASE("a buffer over it returns its memory when it ends") {
+  TEST_CASE("a buffer over a stream-ordered space returns its memory when it ends") {
     world of;
     ordered_space memory(of.space, first, of.device);
     {

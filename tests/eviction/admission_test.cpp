@@ -27,7 +27,7 @@ template <class Policy>
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("touches of contents that the filters can hold are counted as by hand", Policy,
+TEST_CASE_TEMPLATE("touches of contents that the filters can hold match a count by hand", Policy,
                    second_touch<>, second_touch<3>, second_touch<4>, second_touch<16>) {
   constexpr std::uint32_t n = [] {
     if constexpr (std::is_same_v<Policy, second_touch<>>) return 2U;
@@ -77,7 +77,7 @@ TEST_CASE("touches are remembered for as many contents as there are slots, and f
   CHECK(remembered < 30);
 }
 
-TEST_CASE("a touch in each of two generations makes two") {
+TEST_CASE("touches in two generations count as two") {
   second_touch<3> policy(slot_count{10});
   const std::uint64_t content = content_of(1);
   CHECK_FALSE(admits(policy, content));

@@ -103,7 +103,7 @@ void access(arc_eviction& policy, slot_id slot, std::uint64_t content) {
 
 }  // namespace
 
-TEST_CASE("arc is the paper's four lists and its target") {
+TEST_CASE("arc behaves as the paper's four lists and target") {
   run_beside([](slot_count slots) { return arc_eviction(slots); },
              [](slot_count slots) { return arc_oracle(slots); },
              [](const arc_eviction& policy, const arc_oracle& oracle) {
@@ -113,7 +113,7 @@ TEST_CASE("arc is the paper's four lists and its target") {
              });
 }
 
-TEST_CASE("arc reserves for entries used once the space that their ghosts ask for") {
+TEST_CASE("arc gives entries used once the space that their ghosts claim") {
   arc_eviction policy(slot_count{2});
   access(policy, slot_id{0}, 10);
   policy.touch(slot_id{0});  // in T2

@@ -78,7 +78,7 @@ struct states_alone : slot_states {
 
 }  // namespace
 
-TEST_CASE("every policy names a candidate whenever there is one, and only then") {
+TEST_CASE("every policy names a victim if and only if there is a candidate") {
   for (const contender& each : every_policy()) {
     CAPTURE(each.name);
     run_beside([&](slot_count slots) { return each.make(slots, {}); },
@@ -93,7 +93,7 @@ TEST_CASE("every policy names a candidate whenever there is one, and only then")
   }
 }
 
-TEST_CASE("every policy empties what it was filled with, each slot once") {
+TEST_CASE("every policy evicts each slot that it was filled with once") {
   for (const contender& each : every_policy()) {
     CAPTURE(each.name);
     constexpr std::uint32_t slots = 500;
@@ -115,7 +115,7 @@ TEST_CASE("every policy empties what it was filled with, each slot once") {
   }
 }
 
-TEST_CASE("of a chain freed tail first and never used again, every policy drops the tail before the head") {
+TEST_CASE("every policy evicts the tail of an unused chain before its head, if it was freed tail first") {
   for (const contender& each : every_policy()) {
     CAPTURE(each.name);
     constexpr std::uint32_t slots = 100;
@@ -134,7 +134,7 @@ TEST_CASE("of a chain freed tail first and never used again, every policy drops 
   }
 }
 
-TEST_CASE("every policy takes the bytes a slot that its contract states, all in its constructor") {
+TEST_CASE("every policy takes the bytes per slot that its contract states, all in its constructor") {
   for (const contender& each : every_policy()) {
     CAPTURE(each.name);
     CHECK(each.make(slot_count{1000}, {}).metadata_bytes() == each.bytes_of_1000);
@@ -167,7 +167,7 @@ TEST_CASE("every policy whose metadata cannot be allocated says so and leaks not
   }
 }
 
-TEST_CASE("every policy refuses a capacity of nothing") {
+TEST_CASE("every policy refuses a capacity of 0") {
   for (const contender& each : every_policy())
     CHECK_THROWS_AS(each.make(slot_count{0}, {}), length_error);
   CHECK_THROWS_WITH_AS(slru_eviction{slot_count{0}}, "slru_eviction: capacity is 0; it must be at least 1",
@@ -176,7 +176,7 @@ TEST_CASE("every policy refuses a capacity of nothing") {
                        "arc_eviction: capacity 4294967296 exceeds max_slots 4294967295", length_error);
 }
 
-TEST_CASE("a policy moves with its order, and what was moved from can be assigned to") {
+TEST_CASE("a moved policy keeps its order, and the source can be assigned to") {
   for (const contender& each : every_policy()) {
     CAPTURE(each.name);
     any_eviction first = each.make(slot_count{20}, {});
@@ -219,7 +219,7 @@ void moves_by_itself() {
 
 }  // namespace
 
-TEST_CASE("policies move without an any_eviction too") {
+TEST_CASE("policies also move without an any_eviction") {
   moves_by_itself<lru_eviction>();
   moves_by_itself<slru_eviction>();
   moves_by_itself<arc_eviction>();
@@ -232,7 +232,7 @@ TEST_CASE("policies move without an any_eviction too") {
   moves_by_itself<queue_lookahead<2>>();
 }
 
-TEST_CASE("a long run of every policy keeps its bound on idle slots of a full cache") {
+TEST_CASE("every policy keeps its bound on idle slots of a full cache in a long run") {
   // 200 seeds of a cache under pressure: an access hits and uses, or misses and evicts what is named.
   for (const contender& each : every_policy()) {
     CAPTURE(each.name);

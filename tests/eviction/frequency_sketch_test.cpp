@@ -13,7 +13,7 @@ using namespace llmmem;
 using namespace llmmem_tests;
 using llmmem::detail::frequency_sketch;
 
-TEST_CASE("the sketch counts too much at most, until it ages, and never past 15") {
+TEST_CASE("the sketch may overestimate until it ages, and never counts past 15") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -52,7 +52,7 @@ TEST_CASE("the sketch distinguishes frequent from rare") {
   CHECK(mistaken <= 9);
 }
 
-TEST_CASE("what is used no more is forgotten within four periods of ageing") {
+TEST_CASE("contents that are no longer used are forgotten within four periods of ageing") {
   frequency_sketch sketch(slot_count{64}, {}, "sketch");
   for (int i = 0; i < 15; ++i)
     sketch.add(7);
@@ -68,7 +68,7 @@ TEST_CASE("unnamed contents are not counted") {
   CHECK(sketch.estimate(1) == 0);
 }
 
-TEST_CASE("the sketch has a cache line at least and 16 bytes a slot at most") {
+TEST_CASE("the sketch takes at least a cache line and at most 16 bytes per slot") {
   for (const std::uint64_t capacity : std::initializer_list<std::uint64_t>{1, 8, 9, 1000, 1024, 1025}) {
     const std::size_t bytes = frequency_sketch(slot_count{capacity}, {}, "sketch").bytes();
     CHECK(bytes >= std::max<std::uint64_t>(64, capacity * 8));

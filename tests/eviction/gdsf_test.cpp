@@ -76,7 +76,7 @@ TEST_CASE("gdsf evicts the smallest L + uses x cost") {
   behaves_as_defined<gdsf_eviction, gdsf_oracle>();
 }
 
-TEST_CASE("a cost that is no amount counts as nothing, an endless one as very much") {
+TEST_CASE("a cost that is not a number counts as 0, and an infinite one as very large") {
   gdsf_eviction policy(slot_count{4});
   const float costs[] = {1.0F, std::numeric_limits<float>::quiet_NaN(), -5.0F,
                          std::numeric_limits<float>::infinity()};

@@ -13,7 +13,7 @@ using namespace llmmem;
 using namespace llmmem_tests;
 using llmmem::detail::ghost_table;
 
-TEST_CASE("a ghost table is queues of contents, searched linearly") {
+TEST_CASE("a ghost table behaves as queues of contents that are searched linearly") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);

@@ -334,7 +334,7 @@ TEST_CASE("hazard evicts what its definition ranks lowest") {
   }
 }
 
-TEST_CASE("no entry of a chain leaves before those that continue it") {
+TEST_CASE("every entry of a chain leaves after the entries that continue it") {
   for (const auto seed : seeds(20)) {
     CAPTURE(seed);
     chain_cache<hazard_eviction> cache(static_cast<std::uint32_t>(40 + seed * 13 % 300));
@@ -383,7 +383,7 @@ TEST_CASE("a scan of prompts seen once does not flush prefixes in use") {
   CHECK(hits_by_recency == 0);
 }
 
-TEST_CASE("what it learned gives way when the traffic changes") {
+TEST_CASE("hazard forgets what it learned when the traffic changes") {
   // Prompts of one length return once, after more entries than fit, the others never; then the lengths change
   // places. Recency alone finds nothing.
   chain_cache<hazard_eviction> cache(300);
@@ -410,7 +410,7 @@ TEST_CASE("what it learned gives way when the traffic changes") {
   CHECK(hits_of(6, 12, 200) > 200 * 5);
 }
 
-TEST_CASE("an entry that was evicted is known by its contents when it returns") {
+TEST_CASE("an evicted entry is recognised by its contents when it returns") {
   hazard_eviction policy(slot_count{3});
   const auto use = [&](std::uint32_t slot, std::uint64_t content) {
     policy.insert(slot_id{slot}, {.content = content, .position = 0, .chain = 2});
@@ -425,7 +425,7 @@ TEST_CASE("an entry that was evicted is known by its contents when it returns") 
   use(2, digest(3));
   CHECK(policy.victim() == slot_id{1});  // slot 0 is older, but used four times
 
-  SUBCASE("not when it was erased") {
+  SUBCASE("an erased entry is not recognised") {
     policy.erase(slot_id{0});
     use(0, digest(1));
     policy.erase(slot_id{1});
@@ -434,7 +434,7 @@ TEST_CASE("an entry that was evicted is known by its contents when it returns") 
   }
 }
 
-TEST_CASE("before anything is known, the oldest of what was used equally often leaves first") {
+TEST_CASE("before any history, the oldest of equally often used entries leaves first") {
   hazard_eviction policy(slot_count{4});
   for (std::uint32_t i = 0; i < 4; ++i) {
     policy.insert(slot_id{i});
@@ -449,7 +449,7 @@ TEST_CASE("before anything is known, the oldest of what was used equally often l
   CHECK(policy.victim() == slot_id{2});
 }
 
-TEST_CASE("the end of a chain leaves before the rest, until something continues it") {
+TEST_CASE("the end of a chain leaves before the rest until an entry continues it") {
   hazard_eviction policy(slot_count{3});
   const auto use = [&](std::uint32_t slot, std::uint32_t position, std::uint32_t chain) {
     policy.insert(slot_id{slot}, {.content = digest(slot), .position = position, .chain = chain});
@@ -462,7 +462,8 @@ TEST_CASE("the end of a chain leaves before the rest, until something continues 
   CHECK(policy.victim() == slot_id{0});
 }
 
-TEST_CASE("more uses never count for less, nor the end of a chain for more, after any history") {
+TEST_CASE(
+    "more uses never lower the rank of an entry, nor does the end of a chain raise it, after any history") {
   detail::idle_history history(32768, {}, "history");
   detail::reuse_model model(history.length());
   const std::uint8_t once = detail::reuse_model::class_of(1, 3, false);

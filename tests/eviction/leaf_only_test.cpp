@@ -122,7 +122,7 @@ TEST_CASE("leaf_only evicts the first leaf of the policy's order, a parent only 
              });
 }
 
-TEST_CASE("chains freed tail first leave an LRU's order as it is") {
+TEST_CASE("chains freed tail first keep an LRU's order") {
   leaf_only<> policy(slot_count{6});
   for (const std::uint32_t first : {0U, 3U}) {
     put(policy, first);
@@ -134,7 +134,7 @@ TEST_CASE("chains freed tail first leave an LRU's order as it is") {
   CHECK(evict_all(policy) == std::vector<std::uint32_t>{2, 1, 0, 5, 4, 3});
 }
 
-TEST_CASE("a FIFO keeps a shared head until what continues it was evicted, and then drops it next") {
+TEST_CASE("a FIFO keeps a shared head until its followers were evicted, and then evicts it next") {
   leaf_only<fifo_eviction> policy(slot_count{5});
   put(policy, 0);
   policy.unpin(slot_id{0});
@@ -149,7 +149,7 @@ TEST_CASE("a FIFO keeps a shared head until what continues it was evicted, and t
   CHECK(evict_all(policy) == std::vector<std::uint32_t>{1, 3, 2, 0, 4});
 }
 
-TEST_CASE("a parent goes before its child when only its child is in use") {
+TEST_CASE("a parent leaves before its child if only the child is in use") {
   leaf_only<> policy(slot_count{3});
   put(policy, 0);
   put(policy, 1, slot_id{0});
@@ -166,7 +166,7 @@ TEST_CASE("a parent goes before its child when only its child is in use") {
   CHECK(evict_all(policy) == std::vector<std::uint32_t>{2, 1, 0});
 }
 
-TEST_CASE("what loses its parent becomes a root") {
+TEST_CASE("an entry that loses its parent becomes a root") {
   leaf_only<> policy(slot_count{3});
   put(policy, 0);
   put(policy, 1, slot_id{0});
@@ -201,7 +201,7 @@ TEST_CASE("a parent is set aside at most once for each unpin and each eviction")
   CHECK(policy.policy().pins <= 2 * length);
 }
 
-TEST_CASE("leaf_only passes on what its policy understands, and nothing else") {
+TEST_CASE("leaf_only passes on exactly the notices that its policy understands") {
   static_assert(keeps_time<leaf_only<retention_eviction>> && retains<leaf_only<retention_eviction>>);
   static_assert(!keeps_time<leaf_only<>> && !retains<leaf_only<>> && !expects_uses<leaf_only<>>);
   leaf_only<retention_eviction> policy(slot_count{2});

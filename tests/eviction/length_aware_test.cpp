@@ -57,6 +57,6 @@ class length_aware_oracle : public slot_states {
 
 }  // namespace
 
-TEST_CASE("length_aware evicts what was used least, of equals what is deepest") {
+TEST_CASE("length_aware evicts the least used entry, and the deepest of equals") {
   behaves_as_defined<length_aware_eviction, length_aware_oracle>();
 }

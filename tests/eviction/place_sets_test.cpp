@@ -72,7 +72,7 @@ void check_alike(const place_sets<sets>& tested, const sorted_sets& model, slot_
 
 }  // namespace
 
-TEST_CASE("place sets are sorted maps, however often they are renumbered") {
+TEST_CASE("place sets behave as sorted maps, regardless of renumbering") {
   // 1, 2 and 3 slots among them, where every few places bring a renumbering; up to two levels. In half of the
   // runs sets have few members, so that most of their words are empty.
   for (const auto seed : seeds(200)) {
@@ -89,7 +89,7 @@ TEST_CASE("place sets are sorted maps, however often they are renumbered") {
   }
 }
 
-TEST_CASE("place sets of three levels are sorted maps too") {
+TEST_CASE("place sets of three levels also behave as sorted maps") {
   for (const auto seed : seeds(3)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -103,7 +103,7 @@ TEST_CASE("place sets of three levels are sorted maps too") {
   }
 }
 
-TEST_CASE("a set gives all slots in the order in which they were last renewed, at every edge of a level") {
+TEST_CASE("a set returns all slots in the order of their last renewal, at every edge of a level") {
   for (const std::uint32_t slots : {1U, 31U, 32U, 33U, 2047U, 2048U, 2049U, 131'072U, 131'073U}) {
     CAPTURE(slots);
     random_numbers random(slots);
@@ -127,12 +127,13 @@ TEST_CASE("a set gives all slots in the order in which they were last renewed, a
   }
 }
 
-TEST_CASE("place sets take 12 bytes a slot and a word of each set, and one, for 64 places and for 64 words") {
+TEST_CASE(
+    "place sets take 12 bytes per slot, a word for each set, and one word for 64 places and for 64 words") {
   CHECK(place_sets<6>(slot_count{1000}, {}, "sets").bytes() == 12 * 1000 + 7 * 8 * (32 + 1));
   CHECK(place_sets<2>(slot_count{3000}, {}, "sets").bytes() == 12 * 3000 + 3 * 8 * (94 + 2 + 1));
 }
 
-TEST_CASE("place sets refuse more slots than half of what 32 bits number") {
+TEST_CASE("place sets refuse more slots than half of what 32 bits can number") {
   CHECK_THROWS_WITH_AS((place_sets<1>(slot_count{2'147'483'648}, {}, "sets")),
                        "sets: capacity 2147483648 exceeds 2147483647, the most slots of this policy",
                        length_error);

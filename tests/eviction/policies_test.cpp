@@ -132,16 +132,16 @@ Policy make_plain(slot_count slots) {
 
 }  // namespace
 
-TEST_CASE("lru evicts what has been without a user for longest") {
+TEST_CASE("lru evicts the entry that has been unused for longest") {
   behaves_as("lru", make_plain<lru_eviction>);
 }
-TEST_CASE("fifo evicts what was first let go of first") {
+TEST_CASE("fifo evicts the entry that was released first") {
   behaves_as("fifo", make_plain<fifo_eviction>);
 }
-TEST_CASE("lfu evicts what was used least often, the least recent of equals") {
+TEST_CASE("lfu evicts the least often used entry, and the least recent of equals") {
   behaves_as("lfu", make_plain<lfu_eviction>);
 }
-TEST_CASE("min evicts what is used furthest in the future, the least recent of equals") {
+TEST_CASE("min evicts the entry with the furthest next use, and the least recent of equals") {
   behaves_as("min", make_plain<min_eviction>);
 }
 
@@ -152,7 +152,7 @@ TEST_CASE("a policy made by name behaves as the policy it names") {
   behaves_as<any_eviction>("min", [](slot_count slots) { return make_eviction("min", slots); });
 }
 
-TEST_CASE("every name that is listed can be made, and no other") {
+TEST_CASE("every listed name makes a policy, and no other name does") {
   for (const auto name : eviction_names)
     CHECK_NOTHROW(make_eviction(name, slot_count{1}));
   CHECK_THROWS_WITH_AS(make_eviction("mru", slot_count{1}),
@@ -176,7 +176,7 @@ TEST_CASE("without candidates there is no victim") {
   CHECK(policy.victim() == std::nullopt);
 }
 
-TEST_CASE("a capacity that cannot be indexed is refused with both numbers") {
+TEST_CASE("a capacity past the index type is refused with both numbers") {
   CHECK_THROWS_WITH_AS(lru_eviction{slot_count{max_slots + 1}},
                        "lru_eviction: capacity 4294967296 exceeds max_slots 4294967295", length_error);
   CHECK_THROWS_WITH_AS(fifo_eviction{slot_count{max_slots + 1}},

@@ -80,7 +80,7 @@ std::uint64_t misses(std::string_view policy_name, const std::vector<std::uint64
 
 }  // namespace
 
-TEST_CASE("a public trace has the miss counts of an independent simulator") {
+TEST_CASE("every policy has the miss counts of an independent simulator on a public trace") {
   const std::vector<std::uint64_t> blocks = real_accesses();
   if (blocks.empty()) return;
   const std::vector<std::uint64_t> next = next_uses(blocks);

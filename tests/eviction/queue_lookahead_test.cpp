@@ -71,7 +71,7 @@ class lookahead_oracle : public slot_states {
 
 }  // namespace
 
-TEST_CASE("queue_lookahead evicts what the next requests use last, the furthest first") {
+TEST_CASE("queue_lookahead evicts the entry that the queued requests use last, the furthest first") {
   using policy_type = queue_lookahead<horizon>;
   run_beside([](slot_count slots) { return policy_type(slots); },
              [](slot_count slots) { return lookahead_oracle(slots); },
@@ -88,7 +88,7 @@ TEST_CASE("queue_lookahead evicts what the next requests use last, the furthest 
              });
 }
 
-TEST_CASE("an expectation comes near, is met or lapses, and the base keeps its order meanwhile") {
+TEST_CASE("an expectation approaches, is met or lapses, and the base keeps its order meanwhile") {
   queue_lookahead<2, fifo_eviction> policy(slot_count{3});
   for (std::uint32_t slot = 0; slot < 3; ++slot) {
     policy.insert(slot_id{slot});
@@ -110,7 +110,7 @@ TEST_CASE("an expectation comes near, is met or lapses, and the base keeps its o
   CHECK(policy.victim() == slot_id{0});
 }
 
-TEST_CASE("a horizon without end counts the furthest number there is") {
+TEST_CASE("an infinite horizon counts the largest number") {
   queue_lookahead<~std::uint64_t{0}> policy(slot_count{2});
   policy.insert(slot_id{0}, {.next_use = ~std::uint64_t{0} - 1});
   policy.insert(slot_id{1}, {.next_use = 0});
@@ -123,7 +123,7 @@ TEST_CASE("a horizon without end counts the furthest number there is") {
   CHECK(policy.victim() == slot_id{1});
 }
 
-TEST_CASE("the base of a lookahead receives what it alone understands") {
+TEST_CASE("the base of a lookahead receives the notices that only it understands") {
   queue_lookahead<3, retention_eviction> policy(slot_count{2});
   for (std::uint32_t slot = 0; slot < 2; ++slot) {
     policy.insert(slot_id{slot});

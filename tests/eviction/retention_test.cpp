@@ -72,11 +72,11 @@ class retention_oracle : public slot_states {
 
 }  // namespace
 
-TEST_CASE("retention evicts the lowest priority, of equals the least recent, as time passes") {
+TEST_CASE("retention evicts the lowest priority, and the least recent of equals, as time passes") {
   behaves_as_defined<retention_eviction, retention_oracle>();
 }
 
-TEST_CASE("a priority above 100 is 100, and a clock set back changes nothing") {
+TEST_CASE("a priority above 100 counts as 100, and a clock that goes back changes nothing") {
   retention_eviction policy(slot_count{2});
   policy.insert(slot_id{0}, {.keep = {.priority = 200, .until = 50}});
   policy.insert(slot_id{1}, {.keep = {.priority = 100}});

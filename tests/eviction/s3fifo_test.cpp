@@ -121,7 +121,7 @@ class s3fifo_oracle : public slot_states {
 
 }  // namespace
 
-TEST_CASE("s3fifo is three queues, and no more moves in them than uses") {
+TEST_CASE("s3fifo behaves as three queues, and moves at most as many entries as uses") {
   run_beside([](slot_count slots) { return s3fifo_eviction(slots); },
              [](slot_count slots) { return s3fifo_oracle(slots); },
              [](const s3fifo_eviction& policy, const s3fifo_oracle& oracle) {
@@ -131,7 +131,7 @@ TEST_CASE("s3fifo is three queues, and no more moves in them than uses") {
              });
 }
 
-TEST_CASE("what returns while s3fifo remembers it goes to the main queue") {
+TEST_CASE("contents that return while s3fifo remembers them go to the main queue") {
   s3fifo_eviction policy(slot_count{20});
   const auto access = [&](std::uint32_t slot, std::uint64_t content) {
     policy.insert(slot_id{slot}, {.content = content});

@@ -73,11 +73,11 @@ class sieve_oracle : public slot_states {
 
 }  // namespace
 
-TEST_CASE("sieve is a queue and a hand that takes marks") {
+TEST_CASE("sieve behaves as a queue and a hand that removes marks") {
   behaves_as_defined<sieve_eviction, sieve_oracle>();
 }
 
-TEST_CASE("what sieve's hand has spared is spared once") {
+TEST_CASE("sieve's hand spares an entry once") {
   sieve_eviction policy(slot_count{3});
   for (std::uint32_t slot = 0; slot < 3; ++slot) {
     policy.insert(slot_id{slot});

@@ -27,7 +27,7 @@ struct counted_key {
 
 }  // namespace
 
-TEST_CASE("no operation of a heap compares more than some times log2 of the slots") {
+TEST_CASE("every heap operation takes at most a few times log2(slots) comparisons") {
   constexpr std::uint32_t slots = 20'000;
   std::uint64_t comparisons = 0;
   slot_heap<counted_key> heap(slot_count{slots}, {}, "heap");

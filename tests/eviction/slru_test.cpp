@@ -72,11 +72,11 @@ void pass(slru_eviction& policy, std::uint32_t slot) {
 
 }  // namespace
 
-TEST_CASE("slru is two LRU lists, the second for what was used again") {
+TEST_CASE("slru behaves as two LRU lists, the second for entries that were used again") {
   behaves_as_defined<slru_eviction, slru_oracle>();
 }
 
-TEST_CASE("a scan of entries used once pushes out nothing that slru protects") {
+TEST_CASE("a scan of entries used once evicts nothing that slru protects") {
   slru_eviction policy(slot_count{5});
   pass(policy, 0);
   policy.touch(slot_id{0});
@@ -90,7 +90,7 @@ TEST_CASE("a scan of entries used once pushes out nothing that slru protects") {
   }
 }
 
-TEST_CASE("a protected share of nothing makes slru an LRU") {
+TEST_CASE("a protected share of 0 makes slru an LRU") {
   slru_eviction policy(slot_count{3}, 0);
   for (std::uint32_t slot = 0; slot < 3; ++slot)
     pass(policy, slot);

@@ -97,11 +97,11 @@ class wtinylfu_oracle : public slot_states {
 
 }  // namespace
 
-TEST_CASE("wtinylfu is a window, a line before the judge and two segments") {
+TEST_CASE("wtinylfu behaves as a window, an admission queue and two segments") {
   behaves_as_defined<wtinylfu_eviction, wtinylfu_oracle>();
 }
 
-TEST_CASE("a scan of entries used once displaces next to nothing of what wtinylfu has seen often") {
+TEST_CASE("a scan of entries used once displaces almost none of wtinylfu's frequent entries") {
   constexpr std::uint32_t slots = 1000;
   constexpr std::uint32_t often = 900;
   wtinylfu_eviction policy(slot_count{slots});

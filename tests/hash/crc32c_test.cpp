@@ -43,7 +43,7 @@ static_assert(checksum_of<32>([](std::size_t i) { return static_cast<std::byte>(
 
 }  // namespace
 
-TEST_CASE("by instruction, by table and by bit, in one piece or two, the checksum is the same") {
+TEST_CASE("the checksum is the same by instruction, by table and by bit, in one piece or two") {
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -74,7 +74,7 @@ TEST_CASE("a lane of zero bytes after a state gives what the tables of lanes say
   }
 }
 
-TEST_CASE("checksums of two parts, taken apart, combine to that of both") {
+TEST_CASE("separate checksums of two parts combine to the checksum of both") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);

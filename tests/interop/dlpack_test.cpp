@@ -93,7 +93,7 @@ std::string refusal_of(foreign& theirs) {
 }  // namespace
 
 TEST_SUITE("dlpack") {
-  TEST_CASE("a foreign tensor is read where it is, and deleted once") {
+  TEST_CASE("a foreign tensor is read in place, and deleted once") {
     foreign theirs;
     theirs.bytes[4] = std::byte{9};
     {
@@ -114,7 +114,8 @@ TEST_SUITE("dlpack") {
     CHECK(theirs.deleted == 1);
   }
 
-  TEST_CASE("strides of a row-major tensor are no obstacle, others are, and extents of one have any") {
+  TEST_CASE(
+      "strides of a row-major tensor are accepted, others are not, and extents of 1 may have any stride") {
     foreign theirs;
     theirs.managed.dl_tensor.strides = theirs.strides.data();
     {
@@ -139,7 +140,7 @@ TEST_SUITE("dlpack") {
     CHECK(tensor(&theirs.managed).bytes().empty());
   }
 
-  TEST_CASE("memory of a device is not read by the host, and what is read-only is not written") {
+  TEST_CASE("the host does not read device memory, nor write a read-only tensor") {
     foreign theirs;
     theirs.managed.dl_tensor.device = {on_cuda, 1};
     {
@@ -156,7 +157,7 @@ TEST_SUITE("dlpack") {
                          argument_error);
   }
 
-  TEST_CASE("what is not understood is refused, and stays with the caller") {
+  TEST_CASE("an unknown tensor is refused, and stays with the caller") {
     foreign theirs;
     auto& of = theirs.managed;
     const auto changed = [&](auto change) {
@@ -188,7 +189,8 @@ TEST_SUITE("dlpack") {
     CHECK_THROWS_AS(tensor(nullptr), argument_error);
   }
 
-  TEST_CASE("what is exported says all that it is, and keeps its owner until the consumer has finished") {
+  TEST_CASE(
+      "an exported tensor describes itself completely, and keeps its owner until the consumer has finished") {
     const auto owner = std::make_shared<std::vector<std::byte>>(24);
     const std::array<std::int64_t, 3> shape{2, 1, 3};
     dl_managed_versioned* const out = to_dlpack<dl_managed_versioned>(
@@ -207,7 +209,7 @@ TEST_SUITE("dlpack") {
     CHECK(owner.use_count() == 1);
   }
 
-  TEST_CASE("every element type comes back as itself, in both structures") {
+  TEST_CASE("every element type survives a round trip, in both structures") {
     std::array<std::byte, 64> bytes{};
     const std::array<std::int64_t, 1> shape{4};
     for (std::size_t i = 0; i < safetensors_types; ++i) {
@@ -223,7 +225,7 @@ TEST_SUITE("dlpack") {
     }
   }
 
-  TEST_CASE("what cannot be said is not exported") {
+  TEST_CASE("a tensor that the structure cannot describe is not exported") {
     const std::array<std::int64_t, 2> shape{2, 3};
     const std::array<std::int64_t, 1> strides{1};
     CHECK_THROWS_WITH_AS(to_dlpack<dl_managed>({.shape = shape, .is_read_only = true}, 0),

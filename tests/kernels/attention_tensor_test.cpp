@@ -38,7 +38,7 @@ double bound_of(const attention_world& world) {
 }  // namespace
 
 TEST_SUITE("attention_tensor") {
-  TEST_CASE("lanes find the elements of a product where PTX says that they have them") {
+  TEST_CASE("lanes find the elements of a product where the PTX specification places them") {
     // Of integers, so that no order of a sum makes another.
     std::mt19937_64 random(1);
     std::array<std::array<float, 16>, 16> a{};
@@ -90,7 +90,7 @@ TEST_SUITE("attention_tensor") {
     }
   }
 
-  TEST_CASE("each output is near what attention's definition says, and nothing else is touched") {
+  TEST_CASE("each output is close to the definition of attention, and nothing else is written") {
     std::uint64_t seen = 0;
     for (const auto seed : seeds(200, 60)) {
       CAPTURE(seed);
@@ -123,7 +123,7 @@ TEST_SUITE("attention_tensor") {
     }
   }
 
-  TEST_CASE("a key or value that is no number makes its own rows none, and no others") {
+  TEST_CASE("a NaN in a key or value makes only its own rows NaN") {
     std::mt19937_64 random(7);
     attention_world world = tensor_world(random);
     world.layout = {.layers = 1, .heads = 2, .head_dim = 64, .block_tokens = 16, .element = dtype::bf16};
@@ -161,7 +161,7 @@ TEST_SUITE("attention_tensor") {
     }
   }
 
-  TEST_CASE("queries of any size are brought to where halves have all their digits") {
+  TEST_CASE("queries of any magnitude are scaled to where halves keep all their digits") {
     for (const dtype element : {dtype::bf16, dtype::f32}) {
       CAPTURE(element);
       for (const float size : {0x1p-100F, 0x1p-20F, 1.0F, 0x1p+20F, 0x1p+100F}) {
@@ -179,7 +179,7 @@ TEST_SUITE("attention_tensor") {
     }
   }
 
-  TEST_CASE("what tensor cores do not multiply is refused before anything runs") {
+  TEST_CASE("forms that tensor cores cannot multiply are refused before anything runs") {
     std::mt19937_64 random(3);
     attention_world world = tensor_world(random);
     const auto error = [&](kv_layout layout) {

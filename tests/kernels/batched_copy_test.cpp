@@ -73,7 +73,7 @@ struct row_counter {
 }  // namespace
 
 TEST_SUITE("batched_copy") {
-  TEST_CASE("every byte of every task arrives at its place, and no other is touched") {
+  TEST_CASE("every byte of every task arrives at its place, and no other byte is written") {
     for (const auto seed : llmmem_tests::seeds_within(60, 20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -94,7 +94,7 @@ TEST_SUITE("batched_copy") {
     }
   }
 
-  TEST_CASE("what is less aligned than was said is found out where it would not be on a device") {
+  TEST_CASE("the grid executor detects tasks with less than the promised alignment, unlike a device") {
     std::vector<std::byte> bytes(64, poison);
     const std::vector<copy_task> tasks{{bytes.data(), bytes.data() + 32, 8},
                                        {bytes.data() + 8, bytes.data() + 40, 8}};

@@ -148,7 +148,7 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 }  // namespace
 
 TEST_SUITE("block_checksum") {
-  TEST_CASE("known sums") {
+  TEST_CASE("block checksums have known values") {
     CHECK(crc_of(bytes_of("123456789")) == 0xE306'9283);
     const auto check = [](const auto& run) {
       const auto crc = [&](std::span<const std::byte> bytes) {
@@ -177,7 +177,7 @@ TEST_SUITE("block_checksum") {
     CHECK(block_digest(bytes_of("123456789")) == 0x8916'720C'28E6'A62F);
   }
 
-  TEST_CASE("a digest is what its definition says, at compile time too") {
+  TEST_CASE("a digest follows its definition, also at compile time") {
     constexpr std::array<std::byte, 21> at_compile_time{std::byte{1}, std::byte{0xFF}, std::byte{3}};
     constexpr std::uint64_t digest = block_digest(at_compile_time);
     CHECK(digest == digest_of(at_compile_time));
@@ -264,7 +264,7 @@ TEST_SUITE("block_checksum") {
     }
   }
 
-  TEST_CASE("blocks of a pool, all of them or by number, and where they go") {
+  TEST_CASE("blocks of a pool are summed and copied, all of them or by number") {
     for (const auto seed : llmmem_tests::seeds(60)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -337,7 +337,7 @@ TEST_SUITE("block_checksum") {
     }
   }
 
-  TEST_CASE("sums of parts are those of the whole") {
+  TEST_CASE("sums of parts combine to the sum of the whole") {
     const auto bytes = bytes_of_seed(10'000, 3);
     const std::vector<copy_task> tasks{{bytes.data(), nullptr, 1234}, {bytes.data() + 1234, nullptr, 8766}};
     std::vector<std::uint32_t> sums(2);
@@ -345,7 +345,7 @@ TEST_SUITE("block_checksum") {
     CHECK(crc32c_combine(sums[0], sums[1], 8766) == crc_of(bytes));
   }
 
-  TEST_CASE("any one word that changes changes the digest, and so do a length, an exchange, a move") {
+  TEST_CASE("the digest changes with any word, the length, an exchange or a move") {
     for (const auto seed : llmmem_tests::seeds(300)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -372,7 +372,7 @@ TEST_SUITE("block_checksum") {
     }
   }
 
-  TEST_CASE("places beyond 2^32 bytes are found, without memory for them") {
+  TEST_CASE("places beyond 2^32 bytes are computed correctly, without memory for them") {
     constexpr std::uint64_t stride = (std::uint64_t{1} << 33) + 48;
     auto* const base = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 20);
     const strided_blocks blocks({base, stride, 10}, 64, {base + 64, 2 * stride, 10});
@@ -413,7 +413,7 @@ TEST_SUITE("block_checksum") {
     CHECK(crc.powers.past(0x1234'5678, bytes) == crc32c_combine(0x1234'5678, 0, bytes));
   }
 
-  TEST_CASE("lanes have more where there is more, and a block no more lanes than it has use for") {
+  TEST_CASE("lanes take more packets of longer blocks, and a block has at most as many lanes as it can use") {
     using detail::crc32c_sum;
     using detail::digest_sum;
     using detail::tile_shape;
@@ -427,7 +427,7 @@ TEST_SUITE("block_checksum") {
     CHECK(digest_sum::shape(4, 65) == tile_shape{64, 2});
   }
 
-  TEST_CASE("an access is as wide as all addresses of a list allow") {
+  TEST_CASE("accesses are as wide as all addresses of a list allow") {
     alignas(16) std::byte memory[8192];
     constexpr std::pair<std::uint64_t, unsigned> widths[] = {{0, 16}, {8, 4}, {4, 4}, {2, 1}, {1, 1}};
     std::vector<std::uint32_t> sums(2);
@@ -487,7 +487,7 @@ TEST_SUITE("block_checksum") {
     CHECK(sums == std::vector<std::uint32_t>{0, 0, other_crc, other_crc});
   }
 
-  TEST_CASE("no more of a task is summed or copied than the list's longest") {
+  TEST_CASE("at most the list's longest length of a task is summed or copied") {
     const auto bytes = bytes_of_seed(300, 1);
     std::vector<std::byte> to(300);
     const std::vector<copy_task> tasks{{bytes.data(), to.data(), 300}};

@@ -78,7 +78,7 @@ struct move_world {
 }  // namespace
 
 TEST_SUITE("block_moves") {
-  TEST_CASE("waves give the result of all moves at once, and none reads what it writes") {
+  TEST_CASE("waves give the result of simultaneous moves, and no wave reads what it writes") {
     for (const auto seed : llmmem_tests::seeds(500)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -124,7 +124,7 @@ TEST_SUITE("block_moves") {
     }
   }
 
-  TEST_CASE("waves are as few as chains, cycles and scratch blocks allow") {
+  TEST_CASE("the number of waves is the minimum that chains, cycles and scratch blocks allow") {
     const auto waves = [](const std::vector<block_pair>& moves, const std::vector<std::int64_t>& scratch) {
       return plan_block_moves(moves, 20, scratch).waves();
     };
@@ -142,7 +142,7 @@ TEST_SUITE("block_moves") {
     CHECK(waves({{0, 1}, {1, 0}, {2, 2}}, {10, 11}) == 2);
   }
 
-  TEST_CASE("what cannot be planned is refused with what it is and how to mend it") {
+  TEST_CASE("an impossible plan is refused with what is wrong and how to resolve it") {
     const auto plan = [](const std::vector<block_pair>& moves, const std::vector<std::int64_t>& scratch) {
       return plan_block_moves(moves, 8, scratch);
     };

@@ -63,7 +63,7 @@ double largest_product(const attention_world& world, std::uint64_t row, std::int
 }  // namespace
 
 TEST_SUITE("block_summary") {
-  TEST_CASE("no product is above its block's bound, and what a row does not attend to has none") {
+  TEST_CASE("every product is at most its block's bound, and rows without tokens have none") {
     std::uint64_t seen = 0;
     std::uint64_t tight = 0;
     for (const auto seed : seeds(80, 30)) {
@@ -113,7 +113,7 @@ TEST_SUITE("block_summary") {
     CHECK(tight > 20);
   }
 
-  TEST_CASE("token by token and all at once summaries have the same bits, wherever they are made") {
+  TEST_CASE("summaries have the same bits token by token and all at once, on every executor") {
     for (const auto seed : seeds(60, 20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -147,7 +147,7 @@ TEST_SUITE("block_summary") {
     CHECK(detail::bf16_above(std::nanf("")) == 0x7F80U);
   }
 
-  TEST_CASE("a key that is no number is not skipped") {
+  TEST_CASE("a block with a NaN key is not skipped") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 4, .element = dtype::f32};
     alignas(16) float cache[64]{};
     cache[8 + 3] = std::nanf("");  // a key of block 0
@@ -170,7 +170,7 @@ TEST_SUITE("block_summary") {
     }
   }
 
-  TEST_CASE("all blocks chosen are all tokens, with the bits of attention to the sequence") {
+  TEST_CASE("a choice of all blocks has the bits of attention to the whole sequence") {
     for (const auto seed : seeds(40, 10)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);

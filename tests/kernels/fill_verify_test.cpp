@@ -75,7 +75,7 @@ launch_limits any_limits(std::mt19937_64& random) {
 
 TEST_SUITE("fill_verify") {
   TEST_CASE(
-      "a seeded pattern is the bytes of SplitMix64, at any address and length, and nothing else changes") {
+      "a seeded pattern is the bytes of SplitMix64 at any address and length, and nothing else is written") {
     split_mix known(1234567);
     CHECK(known.next() == 6457827717110365317U);
     CHECK(known.next() == 3203168211198807973U);
@@ -98,7 +98,7 @@ TEST_SUITE("fill_verify") {
     }
   }
 
-  TEST_CASE("packets are aligned, and each byte is of one item") {
+  TEST_CASE("packets are aligned, and each byte belongs to one item") {
     for (std::uintptr_t address = 4096; address < 4096 + 17; ++address) {
       for (std::uint64_t bytes = 1; bytes < 70; ++bytes) {
         CAPTURE(address);
@@ -134,7 +134,7 @@ TEST_SUITE("fill_verify") {
   }
 
   TEST_CASE(
-      "differences are counted, and the first position is found, regardless of which lane finds it first") {
+      "differences are counted, and the first position is reported regardless of the lane that finds it") {
     for (const auto seed : llmmem_tests::seeds(300)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -167,7 +167,7 @@ TEST_SUITE("fill_verify") {
     }
   }
 
-  TEST_CASE("a block that was copied is verified by its source's position") {
+  TEST_CASE("a copied block is verified by its source's position") {
     std::vector<std::byte> memory(4096);
     fill_memory(host_executor{}, memory, seeded_pattern{.seed = 1}).value();
     const std::vector<std::byte> block(memory.begin() + 1029, memory.begin() + 2029);
@@ -179,7 +179,7 @@ TEST_SUITE("fill_verify") {
     CHECK(report.count > 900);
   }
 
-  TEST_CASE("positions beyond 2^32 are others than those below") {
+  TEST_CASE("positions beyond 2^32 differ from those below") {
     const seeded_pattern pattern{.seed = 7, .first_position = 5};
     const std::uint64_t far_away = (std::uint64_t{1} << 40) + 3;
     const packet<16> there = pattern.at(far_away);
@@ -190,7 +190,7 @@ TEST_SUITE("fill_verify") {
     }
   }
 
-  TEST_CASE("many threads may share a report") {
+  TEST_CASE("threads may share a report") {
     std::vector<std::byte> memory(40'000);
     fill_memory(host_executor{}, memory, seeded_pattern{}).value();
     for (std::size_t i = 17; i < memory.size(); i += 3)

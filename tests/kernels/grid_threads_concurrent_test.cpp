@@ -49,7 +49,7 @@ std::span<Word> words_of(std::vector<std::byte>& bytes, std::size_t count) {
 }  // namespace
 
 TEST_SUITE("grid_threads") {
-  TEST_CASE("blocks that attend at the same time write each output and each share alone") {
+  TEST_CASE("concurrent blocks of attention write each output and each share once") {
     const kv_layout layout{.layers = 1, .heads = 2, .head_dim = 64};
     constexpr std::int32_t tokens = 150;
     std::vector<std::byte> cache(layout.total_bytes(10));
@@ -75,7 +75,7 @@ TEST_SUITE("grid_threads") {
     CHECK(flag == 0);
   }
 
-  TEST_CASE("blocks that append, gather and copy at the same time write each byte alone") {
+  TEST_CASE("concurrent blocks that append, gather and copy write each byte once") {
     for (const auto seed : llmmem_tests::seeds(4)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -118,7 +118,7 @@ TEST_SUITE("grid_threads") {
     }
   }
 
-  TEST_CASE("blocks that quantise, split and fill at the same time write each byte alone") {
+  TEST_CASE("concurrent blocks that quantise, split and fill write each byte once") {
     const auto values = bytes_of_seed(256 * 4 * 128 * 2, 1);
     const group_shape shape{.rows = 256, .groups = 4, .elements = 128};
     for (const auto& [code, bytes] : {std::pair{dtype::int8, 512ULL}, {dtype::int4, 256ULL}}) {
@@ -145,7 +145,7 @@ TEST_SUITE("grid_threads") {
     CHECK(report.first == 77);
   }
 
-  TEST_CASE("blocks that join bits, sums and checksums at the same time lose none") {
+  TEST_CASE("concurrent blocks that join bits, sums and checksums lose none") {
     const auto before = bytes_of_seed(300'000, 1);
     std::vector<std::byte> now = before;
     for (std::size_t i = 11; i < now.size(); i += 20'000)
@@ -174,7 +174,7 @@ TEST_SUITE("grid_threads") {
     });
   }
 
-  TEST_CASE("blocks that make a batch's tables at the same time write each entry alone") {
+  TEST_CASE("concurrent blocks that make a batch's tables write each entry once") {
     const std::vector<std::int32_t> indptr{0, 700, 700, 1900, 3000};
     const batch_tokens batch{indptr.data(), nullptr, 4};
     check_both(std::vector<std::byte>(2 * 4 * 3100), [&](const auto& run, std::vector<std::byte>& into) {

@@ -67,7 +67,7 @@ struct lopsided : below_largest {
 }  // namespace
 
 TEST_SUITE("items") {
-  TEST_CASE("every item is done once, for any size of launch") {
+  TEST_CASE("every item is processed once, for any size of launch") {
     for (const auto seed : llmmem_tests::seeds(100)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -81,7 +81,7 @@ TEST_SUITE("items") {
     }
   }
 
-  TEST_CASE("lanes of a group give the result of one lane, each contributing its share once") {
+  TEST_CASE("a group of lanes gives the result of one lane, and each lane contributes its share once") {
     for (const auto seed : llmmem_tests::seeds(100)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -105,7 +105,7 @@ TEST_SUITE("items") {
     }
   }
 
-  TEST_CASE("all lanes of a warp ask as often as each other, and only items that are there are taken") {
+  TEST_CASE("all lanes of a warp ask equally often, and only existing items are taken") {
     for (const auto seed : llmmem_tests::seeds(100)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -136,7 +136,7 @@ TEST_SUITE("items") {
     }
   }
 
-  TEST_CASE("a way to combine that depends on the order is found out") {
+  TEST_CASE("a combination that depends on the order is detected") {
     std::vector<std::uint32_t> in(64);
     in[35] = 1;
     std::vector<std::uint32_t> out(64);
@@ -144,7 +144,7 @@ TEST_SUITE("items") {
     CHECK(host_executor{}.each(lopsided{in, out}).has_value());
   }
 
-  TEST_CASE("as many blocks as items need, and at most as many as are allowed") {
+  TEST_CASE("a launch has as many blocks as its items need, and at most the allowed number") {
     constexpr std::uint32_t threads = item_launch::default_threads;
     CHECK(plan_items(0, 32, {}) == item_launch{});
     CHECK(plan_items(1, 1, {}) == item_launch{1, 0});
@@ -159,7 +159,7 @@ TEST_SUITE("items") {
     CHECK(share_of(most, 0, 0).stride == std::uint64_t{0x7FFF'FFFF} * threads);
   }
 
-  TEST_CASE("bits that several threads join to a word are all there, and what they add to sums") {
+  TEST_CASE("bits and sums that several threads add to a word are all there") {
     std::vector<std::uint32_t> words(1000);
     std::vector<std::uint32_t> parities(1000, 0x100);
     std::vector<std::uint64_t> sums(1000, ~std::uint64_t{0});

@@ -98,7 +98,7 @@ struct append_world : cache_and_batch {
 
 TEST_SUITE("kv_append") {
   TEST_CASE(
-      "every element of every token is where the layout says, as it should be, and nothing else moves") {
+      "every element of every token is where the layout says, with its value, and nothing else is written") {
     std::uint64_t converted = 0;
     for (const auto seed : llmmem_tests::seeds(600)) {
       CAPTURE(seed);
@@ -132,7 +132,7 @@ TEST_SUITE("kv_append") {
     CHECK(converted > 200);
   }
 
-  TEST_CASE("sequences and positions name the same places as slots, in tables of either kind") {
+  TEST_CASE("sequences and positions name the same places as slots, in both kinds of tables") {
     for (const auto seed : llmmem_tests::seeds(200)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -219,7 +219,7 @@ TEST_SUITE("kv_append") {
     CHECK(planes.image() == cache);
   }
 
-  TEST_CASE("a table of planes that is less aligned than its memory says is found before anything moves") {
+  TEST_CASE("a table of planes with less than its promised alignment is refused before anything moves") {
     const kv_layout layout{.layers = 2, .heads = 2, .head_dim = 8};
     const std::vector<std::byte> untouched(layout.total_bytes(2), poison);
     const scattered_planes planes(layout, 2, untouched, 4);
@@ -235,7 +235,7 @@ TEST_SUITE("kv_append") {
     CHECK(planes.image() == untouched);
   }
 
-  TEST_CASE("a table's entry is looked up when the kernel runs") {
+  TEST_CASE("the kernel looks up a table's entry when it runs") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .has_values = false};
     std::vector<std::byte> first(layout.total_bytes(2), poison);
     std::vector<std::byte> second = first;
@@ -254,7 +254,7 @@ TEST_SUITE("kv_append") {
     CHECK(map.at(0, 0).to == second.data() + 272);
   }
 
-  TEST_CASE("places far beyond 2^31 bytes are counted as they are") {
+  TEST_CASE("places far beyond 2^31 bytes are computed correctly") {
     // Nothing is read or written: only where it would be.
     const kv_layout layout{.layers = 1, .heads = 64, .head_dim = 256, .block_tokens = 256};
     const std::uint64_t blocks = std::uint64_t{1} << 31;
@@ -325,7 +325,7 @@ TEST_SUITE("kv_append") {
     CHECK(append_huge().error().code == errc::past_the_bytes);
   }
 
-  TEST_CASE("elements of four bits are not cut inside of a byte") {
+  TEST_CASE("elements of four bits are not cut inside a byte") {
     const kv_layout layout{.layers = 1,
                            .heads = 1,
                            .head_dim = 8,
@@ -346,7 +346,7 @@ TEST_SUITE("kv_append") {
     CHECK(std::ranges::count(cache, std::byte{0x21}) == 4);
   }
 
-  TEST_CASE("elements that are converted must be where a device can read them, bytes may be anywhere") {
+  TEST_CASE("converted elements must be aligned for a device, plain bytes need not be") {
     const kv_layout layout{.layers = 1, .heads = 2, .head_dim = 8, .block_tokens = 4, .element = dtype::bf16};
     alignas(16) std::byte cache[1024]{};
     alignas(16) const std::byte batch[512]{};

@@ -78,7 +78,8 @@ bool has_stray(const std::vector<block_pair>& pairs, std::uint64_t from_blocks, 
 }  // namespace
 
 TEST_SUITE("kv_blocks") {
-  TEST_CASE("between memories of any two layouts every vector arrives at its place, and nothing else moves") {
+  TEST_CASE(
+      "between memories of any two layouts every vector arrives at its place, and nothing else is written") {
     std::uint64_t moved = 0;
     std::uint64_t worlds = 0;
     for (const auto seed : llmmem_tests::seeds_within(600, 100)) {
@@ -168,7 +169,7 @@ TEST_SUITE("kv_blocks") {
     }
   }
 
-  TEST_CASE("K and V that are joined at both ends go as one, and in one run where the order is the same") {
+  TEST_CASE("K and V that are adjacent at both ends move as one, and in one run if the order is the same") {
     const kv_layout layout{
         .layers = 2, .heads = 8, .head_dim = 128, .order = block_order::layer_first_joined};
     alignas(16) std::byte base{};
@@ -190,7 +191,7 @@ TEST_SUITE("kv_blocks") {
     CHECK(parted.parts() * parted.rows() == 2 * 2 * 8 * 16);
   }
 
-  TEST_CASE("what is in one run at both ends goes in long rows") {
+  TEST_CASE("bytes in one run at both ends move in long rows") {
     const kv_layout layout{.layers = 32, .heads = 8, .head_dim = 128, .order = block_order::block_first};
     alignas(16) std::byte base{};
     const std::vector<block_pair> pairs{{1, 2}, {3, 4}};
@@ -240,7 +241,7 @@ TEST_SUITE("kv_blocks") {
     CHECK(each.longest_row() == 8 * 256);
   }
 
-  TEST_CASE("blocks far beyond 2^31 bytes are counted as they are") {
+  TEST_CASE("blocks far beyond 2^31 bytes are addressed correctly") {
     const kv_layout layout{.layers = 1, .heads = 64, .head_dim = 256, .block_tokens = 256};
     const std::uint64_t blocks = std::uint64_t{1} << 31;
     std::byte base{};
@@ -264,7 +265,7 @@ TEST_SUITE("kv_blocks") {
     CHECK(offset(other.to) == (blocks - 2) * values.block + last_tile);
   }
 
-  TEST_CASE("a few blocks go as a list of the same pairs would") {
+  TEST_CASE("a few blocks move as a list of the same pairs would") {
     std::uint64_t moved = 0;
     std::uint64_t worlds = 0;
     for (const auto seed : llmmem_tests::seeds_within(150, 40)) {
@@ -296,7 +297,7 @@ TEST_SUITE("kv_blocks") {
     CHECK(moved > worlds);
   }
 
-  TEST_CASE("what an allocator asks to be copied goes without a list on the device") {
+  TEST_CASE("an allocator's copies need no list on the device") {
     const kv_layout layout{.layers = 2, .heads = 1, .head_dim = 8};
     std::vector<std::byte> bytes(layout.total_bytes(4));
     std::mt19937_64 random(3);
@@ -314,7 +315,7 @@ TEST_SUITE("kv_blocks") {
     CHECK(after(block_move{block_id{1}, block_id{3}}) == expected);
   }
 
-  TEST_CASE("a few blocks are at most fit, and all are there") {
+  TEST_CASE("the few blocks of one launch are at most as many as fit, and all are there") {
     const kv_layout layout{.layers = 2, .heads = 1, .head_dim = 8};
     std::vector<std::byte> bytes(layout.total_bytes(130), poison);
     const kv_memory memory{bytes.data(), 130, layout};

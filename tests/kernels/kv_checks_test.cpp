@@ -49,7 +49,7 @@ std::string told(const result<void>& outcome) {
 }  // namespace
 
 TEST_SUITE("kv_checks") {
-  TEST_CASE("missing memory is refused by name where there are tokens") {
+  TEST_CASE("missing memory is refused by name if there are tokens") {
     small_world world;
     const host_executor run;
     const batch_vectors good = world.vectors(32, 16);
@@ -79,7 +79,7 @@ TEST_SUITE("kv_checks") {
     CHECK(std::ranges::count(world.cache, poison) == static_cast<std::ptrdiff_t>(world.cache.size()));
   }
 
-  TEST_CASE("where nothing is to move nothing need be there") {
+  TEST_CASE("a call that moves nothing needs no memory") {
     small_world world;
     const std::vector<std::int64_t> none;
     CHECK(told(append_kv(grid_executor(), slot_front(none, 16, 2), {}, {}, {nullptr, 2, layout}, 0)) == "");
@@ -166,7 +166,7 @@ TEST_SUITE("kv_checks") {
                          {world.cache.data(), 2, one_head}, 0)) == "");
   }
 
-  TEST_CASE("outputs whose vectors share bytes are refused by name, and none else") {
+  TEST_CASE("outputs whose vectors overlap are refused by name, and no others") {
     small_world world;
     const auto gather = [&](std::uint64_t token, std::uint64_t head) {
       return told(gather_kv(host_executor{}, world.front(), world.output(token, head),
@@ -190,7 +190,7 @@ TEST_SUITE("kv_checks") {
     CHECK(gather(4, 16) == "");
   }
 
-  TEST_CASE("an invalid promised alignment is refused by name") {
+  TEST_CASE("a promise of an invalid alignment is refused by name") {
     small_world world;
     const scattered_planes planes(layout, 2, world.cache);
     kv_memory cache = planes.memory();

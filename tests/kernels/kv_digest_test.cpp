@@ -86,7 +86,7 @@ TEST_SUITE("kv_digest") {
     CHECK(strays > 30);
   }
 
-  TEST_CASE("it equals the digest of a pool of packed blocks, and detects one changed bit") {
+  TEST_CASE("a block's digest equals that of a pool of packed blocks, and detects one changed bit") {
     const kv_layout layout{
         .layers = 3, .heads = 4, .head_dim = 128, .heads_in_block = llmmem::paging::head_order::hnd};
     std::vector<std::byte> bytes(layout.total_bytes(2));

@@ -132,7 +132,7 @@ struct padded_arrays {
 }  // namespace
 
 TEST_SUITE("kv_gather") {
-  TEST_CASE("every row is what the tables say, as it should be, and nothing else is touched") {
+  TEST_CASE("every gathered row follows the tables, and nothing else is written") {
     std::uint64_t strays = 0;
     std::uint64_t moved = 0;
     for (const auto seed : llmmem_tests::seeds(600)) {
@@ -188,7 +188,7 @@ TEST_SUITE("kv_gather") {
     CHECK(moved > 5000);
   }
 
-  TEST_CASE("what was appended comes back as it was, and within the bound of its form") {
+  TEST_CASE("appended tokens come back unchanged, or within the bound of their form") {
     const kv_layout layout{.layers = 1,
                            .heads = 2,
                            .head_dim = 64,
@@ -254,7 +254,7 @@ TEST_SUITE("kv_gather") {
     CHECK(gather(tables, cu.data()) == failure{});
   }
 
-  TEST_CASE("latent vectors and rotary keys come apart again") {
+  TEST_CASE("latent vectors and rotary keys are separated again") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 40, .block_tokens = 4, .has_values = false};
     std::vector<std::byte> cache(layout.total_bytes(2));
     std::mt19937_64 random(1);

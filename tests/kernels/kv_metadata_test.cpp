@@ -139,7 +139,7 @@ launch_limits any_limits(std::mt19937_64& random) {
 }  // namespace
 
 TEST_SUITE("kv_metadata") {
-  TEST_CASE("sequences, positions and slots are those of the definition, from tables of either kind") {
+  TEST_CASE("sequences, positions and slots follow the definition, with tables of both kinds") {
     std::uint64_t strays = 0;
     for (const auto seed : llmmem_tests::seeds(600)) {
       CAPTURE(seed);
@@ -215,7 +215,7 @@ TEST_SUITE("kv_metadata") {
     CHECK(positions.written() == std::vector<std::int32_t>{most - 2, most - 1, 2});
   }
 
-  TEST_CASE("what is made here is what appending and gathering read") {
+  TEST_CASE("the tables made here are those that append and gather read") {
     for (const auto seed : llmmem_tests::seeds(150)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -279,7 +279,7 @@ TEST_SUITE("kv_metadata") {
     }
   }
 
-  TEST_CASE("slots are of 64 bits") {
+  TEST_CASE("slots have 64 bits") {
     const std::vector<std::int32_t> block_table{0x7FFF'FFFE};
     const padded_table_view tables{
         .block_table = block_table.data(), .num_sequences = 1, .max_blocks = 1, .block_tokens = 1 << 20};
@@ -290,7 +290,7 @@ TEST_SUITE("kv_metadata") {
     CHECK(slots[0] == std::int64_t{0x7FFF'FFFF} * (1 << 20) - 1);
   }
 
-  TEST_CASE("pages are those of the definition, invalid blocks stay, and those out of range are reported") {
+  TEST_CASE("pages follow the definition; invalid blocks stay, and out-of-range ones are reported") {
     for (const auto seed : llmmem_tests::seeds(400)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -386,7 +386,7 @@ TEST_SUITE("kv_metadata") {
     }
   }
 
-  TEST_CASE("tables of no width, or of less, are read nowhere") {
+  TEST_CASE("tables of zero or negative width are not read") {
     const std::vector<std::int32_t> table{0, 5, 6, 7};
     const std::vector<std::int32_t> lengths{32, 32};
     const std::vector<std::int32_t> rows{1};

@@ -188,7 +188,7 @@ void check_block(blocks_of& values, blocks_of& codes, blocks_of& restored, std::
 
 }  // namespace
 
-TEST_CASE("blocks of any order become the codes and scales of the contract, and come back") {
+TEST_CASE("blocks of any order become the contract's codes and scales, and come back") {
   for (const auto seed : llmmem_tests::seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -272,7 +272,7 @@ TEST_CASE("every bf16 value is restored within half a step, by scales of floats 
   }
 }
 
-TEST_CASE("the largest bf16 values come back as bf16, and none as an infinity") {
+TEST_CASE("the largest bf16 values come back as finite bf16 values") {
   constexpr kv_layout values{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 1};
   for (const dtype code : {dtype::int4, dtype::int8}) {
     for (const dtype scale_type : {dtype::f32, dtype::bf16}) {
@@ -305,7 +305,7 @@ TEST_CASE("the largest bf16 values come back as bf16, and none as an infinity") 
   }
 }
 
-TEST_CASE("a channel with a NaN or an infinity is restored as NaNs, and the others are not") {
+TEST_CASE("a channel with a NaN or an infinity comes back as NaNs, and the others do not") {
   constexpr kv_layout values{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 3, .has_values = false};
   kv_layout coded = values;
   coded.element = dtype::int4;
@@ -402,8 +402,7 @@ constexpr kv_layout growing_codes{.layers = 2,
 
 }  // namespace
 
-TEST_CASE(
-    "token by token, in chunks and at once, closed blocks have the same bits, and so has the open one") {
+TEST_CASE("closed and open blocks have the same bits token by token, in chunks and at once") {
   constexpr std::uint64_t elements = 2 * 16;
   for (const auto seed : llmmem_tests::seeds(20)) {
     CAPTURE(seed);
@@ -483,7 +482,7 @@ TEST_CASE("a truncation into a closed block reopens it, and a fork that writes l
   CHECK(here.contents() == there.contents());
 }
 
-TEST_CASE("keys with four outlier channels: by channel they come back four times as near as by token") {
+TEST_CASE("for keys with four outlier channels, scales by channel are four times as accurate as by token") {
   constexpr std::uint32_t dim = 128;
   constexpr kv_layout values{.layers = 1,
                              .heads = 4,
@@ -545,7 +544,7 @@ TEST_CASE("keys with four outlier channels: by channel they come back four times
   CHECK(4 * by_channel < by_token);
 }
 
-TEST_CASE("what cannot be quantised by block is refused with what would be right") {
+TEST_CASE("forms that blocks cannot quantise are refused with a valid alternative") {
   constexpr kv_layout values{.layers = 2, .heads = 1, .head_dim = 16, .block_tokens = 4};
   kv_layout codes = values;
   codes.element = dtype::int4;

@@ -86,7 +86,7 @@ TEST_SUITE("launch") {
     }
   }
 
-  TEST_CASE("few rows get a lane for each packet, many a lane for four") {
+  TEST_CASE("few rows get a lane per packet, many rows a lane per four packets") {
     const launch_limits h200{.multiprocessors = 132};
     CHECK(plan_launch({.rows = 16, .parts = 2, .packets = 128}, h200).lane_bits == 7);
     CHECK(plan_launch({.rows = 65536, .parts = 2, .packets = 128}, h200).lane_bits == 5);
@@ -103,7 +103,7 @@ TEST_SUITE("launch") {
     CHECK(row_work::of(counted_map{3, 2}, 1).packets == 7);
   }
 
-  TEST_CASE("an access is as wide as both ends allow") {
+  TEST_CASE("accesses are as wide as both ends allow") {
     CHECK(packet_elements<copy_op>({16, 16}) == 16);
     CHECK(packet_elements<copy_op>({16, 4}) == 4);
     CHECK(packet_elements<copy_op>({1, 16}) == 1);
@@ -140,7 +140,7 @@ TEST_SUITE("divider") {
 }
 
 TEST_SUITE("elements") {
-  TEST_CASE("packets convert as their elements do one by one, of every type to every other") {
+  TEST_CASE("packets convert as their elements do one by one, for every pair of types") {
     const auto check = [](auto from, auto to) {
       constexpr dtype a = decltype(from)::value;
       constexpr dtype b = decltype(to)::value;
@@ -179,7 +179,7 @@ TEST_SUITE("elements") {
     to_all(std::integral_constant<dtype, dtype::fp8_e4m3>());
   }
 
-  TEST_CASE("a NaN becomes the one that devices make") {
+  TEST_CASE("a NaN becomes the NaN that devices make") {
     const float nan = std::bit_cast<float>(0xFFC0'0001U);
     CHECK(nearest_of<dtype::bf16>(nan) == 0x7FFF);
     CHECK(nearest_of<dtype::f16>(nan) == 0x7FFF);
@@ -187,7 +187,7 @@ TEST_SUITE("elements") {
     CHECK(nearest_of<dtype::f32>(nan) == 0xFFC0'0001U);
   }
 
-  TEST_CASE("an element of a packet is where little-endian memory has it") {
+  TEST_CASE("an element of a packet is at its place in little-endian memory") {
     packet<16> all{};
     for (unsigned i = 0; i < 16; ++i)
       set_element(all, i, static_cast<std::uint8_t>(i * 7 + 3));

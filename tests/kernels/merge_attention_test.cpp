@@ -230,7 +230,7 @@ merged_floats merged_of(std::vector<part_memory> parts, const merge_how& how = {
 }  // namespace
 
 TEST_SUITE("merge_attention") {
-  TEST_CASE("rows cut into any parts give the result of the whole row, within 1e-6 of the largest value") {
+  TEST_CASE("rows cut into any parts give the whole row's result, within 1e-6 of the largest value") {
     double worst = 0;
     std::uint64_t seen = 0;
     for (const auto seed : seeds(200, 40)) {
@@ -267,7 +267,7 @@ TEST_SUITE("merge_attention") {
     CHECK(seen > 40'000);
   }
 
-  TEST_CASE("long rows and products of hundreds, cut anywhere, are within 1e-6 of sums of doubles") {
+  TEST_CASE("long rows with products in the hundreds, cut anywhere, are within 1e-6 of sums of doubles") {
     double worst = 0;
     for (const auto seed : seeds(4, 2)) {
       CAPTURE(seed);
@@ -322,7 +322,7 @@ TEST_SUITE("merge_attention") {
     }
   }
 
-  TEST_CASE("by tensor cores parts merge within what their weights were rounded to") {
+  TEST_CASE("parts from tensor cores merge within the rounding of their weights") {
     for (const auto seed : seeds(16, 8)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -346,7 +346,8 @@ TEST_SUITE("merge_attention") {
     }
   }
 
-  TEST_CASE("products of any size merge within 4e-7 of the largest value, empty parts and infinities too") {
+  TEST_CASE(
+      "products of any magnitude merge within 4e-7 of the largest value, also empty parts and infinities") {
     double worst = 0;
     double worst_logarithm = 0;
     std::uint64_t empty = 0;
@@ -373,7 +374,7 @@ TEST_SUITE("merge_attention") {
     CHECK(empty > 40);
   }
 
-  TEST_CASE("the order in which parts are written, and the launch, change no bit; their places may") {
+  TEST_CASE("neither the order of the parts nor the launch changes a bit; the parts' places may") {
     for (const auto seed : seeds(60, 20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -396,7 +397,7 @@ TEST_SUITE("merge_attention") {
     }
   }
 
-  TEST_CASE("parts merge to a part, and this with the rest to what they are at once, within 4e-7") {
+  TEST_CASE("a merged part merges with the rest to the result of one merge, within 4e-7") {
     for (const auto seed : seeds(300, 60)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -418,7 +419,7 @@ TEST_SUITE("merge_attention") {
     }
   }
 
-  TEST_CASE("a part of no weight is not read, and a product that was none stays visible") {
+  TEST_CASE("a part without weight is not read, and a NaN product stays visible") {
     const part_memory one = one_part({10, 2}, 6);
     const part_memory none = one_part({10 - 127, 1}, no_number);  // 2^-127 of the largest
     CHECK(merged_of({one, none}).out[0] == 3);
@@ -441,7 +442,8 @@ TEST_SUITE("merge_attention") {
   }
 
   TEST_CASE(
-      "no parts give zeros and a logarithm of -infinity; one part keeps its bits, including a zero's sign") {
+      "zero parts give zeros and a logarithm of -infinity; one part keeps its bits, including a zero's "
+      "sign") {
     const merged_floats nothing = merged_of({});
     CHECK(nothing.out == std::vector<float>(8, 0.0F));
     CHECK(nothing.log_sum_exp[0] == -infinity);
@@ -454,7 +456,7 @@ TEST_SUITE("merge_attention") {
     CHECK(all.sum(0, 0)[7] == 0);
   }
 
-  TEST_CASE("logarithms are to the base that their type says") {
+  TEST_CASE("logarithms have the base that their type says") {
     std::vector<part_memory> parts{one_part({3, 1}, 1), one_part({3, 3}, 1)};
     CHECK(merged<log_base::two>({1, 1, 8}, views(parts)).log_sum_exp[0] == 5);
     CHECK(merged<log_base::e>({1, 1, 8}, views(parts)).log_sum_exp[0] ==
@@ -476,7 +478,7 @@ TEST_SUITE("merge_attention") {
     CHECK(merged_of({part}, {.sinks = &large}).out[0] == 0);
   }
 
-  TEST_CASE("padding is not touched by a merge, and is an empty part") {
+  TEST_CASE("a merge does not write padding, which counts as an empty part") {
     const std::int32_t sequences[] = {-1, 0};
     std::vector<part_memory> parts;
     parts.emplace_back(attention_part_shape{2, 1, 8});
@@ -503,7 +505,7 @@ TEST_SUITE("merge_attention") {
     }
   }
 
-  TEST_CASE("parts of other kernels are imported, for either base and any form of an empty part") {
+  TEST_CASE("parts of other kernels are imported, for both bases and any form of an empty part") {
     // Two rows of two heads; the second head of row 0 and all of row 1 are empty.
     const attention_part_shape shape{2, 2, 8};
     std::vector<float> out(32, 3.0F);
@@ -540,7 +542,7 @@ TEST_SUITE("merge_attention") {
     }
   }
 
-  TEST_CASE("outputs of half width are imported as what they are") {
+  TEST_CASE("outputs of half width are imported with their values") {
     const attention_part_shape shape{1, 1, 8};
     alignas(16) std::byte halves[16];
     for (std::size_t i = 0; i < 8; ++i)
@@ -609,7 +611,7 @@ TEST_SUITE("merge_attention") {
     CHECK(seen > 10'000);
   }
 
-  TEST_CASE("the first tokens and a window are two parts, and merge to attention to a list of both") {
+  TEST_CASE("the parts of the first tokens and of a window merge to attention to a list of both") {
     std::uint64_t seen = 0;
     for (const auto seed : seeds(60, 20)) {
       CAPTURE(seed);
@@ -657,7 +659,7 @@ TEST_SUITE("merge_attention") {
     CHECK(seen > 1'000);
   }
 
-  TEST_CASE("a part's bytes and places are those of vectors and states side by side") {
+  TEST_CASE("a part's bytes and places follow its vectors and states, side by side") {
     static_assert(attention_part_bytes({3, 4, 128}) == 3 * 4 * (512 + 8));
     static_assert(attention_part_bytes({~std::uint64_t{0}, 4, 128}) == ~std::uint64_t{0});
     static_assert(attention_part_bytes({std::uint64_t{1} << 40, ~0U, ~0U}) == ~std::uint64_t{0});
@@ -675,7 +677,7 @@ TEST_SUITE("merge_attention") {
     CHECK(attention_part_in(memory, {1, 2, 12}).code() == errc::bad_granularity);
   }
 
-  TEST_CASE("parts that do not fit are refused, with what and why") {
+  TEST_CASE("mismatched parts are refused with what is wrong and why") {
     const attention_part_shape shape{2, 2, 8};
     std::vector<part_memory> parts;
     parts.emplace_back(shape);

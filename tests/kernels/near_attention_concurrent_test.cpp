@@ -146,8 +146,7 @@ template <class... Holders>
 
 TEST_SUITE("near_attention") {
   TEST_CASE(
-      "a rank that asks the others gets the result of the whole, and the bytes on the link are those of the "
-      "formula") {
+      "a rank that queries the others gets the whole result, and the link carries the bytes of the formula") {
     for (const auto seed : seeds(24, 6)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -213,7 +212,7 @@ TEST_SUITE("near_attention") {
     }
   }
 
-  TEST_CASE("ranks that share the tokens ask each other, and all get the same bits") {
+  TEST_CASE("ranks that share the tokens query each other, and all get the same bits") {
     for (const auto seed : seeds(24, 6)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -241,7 +240,7 @@ TEST_SUITE("near_attention") {
     }
   }
 
-  TEST_CASE("threads of one process are ranks, whichever comes first") {
+  TEST_CASE("threads of one process serve as ranks, regardless of which starts first") {
     std::mt19937_64 random(7);
     const near_world near(random);
     constexpr std::uint32_t size = 3;
@@ -271,7 +270,7 @@ TEST_SUITE("near_attention") {
   }
 
   TEST_CASE(
-      "a rank's refusal is reported to the rank that asked, in its words, and the next query is answered") {
+      "the querying rank receives another rank's refusal with its text, and the next query is answered") {
     std::mt19937_64 random(3);
     const near_world near(random);
     in_world(2, 1, [&](sim_ranks& ranks, std::uint32_t self) {
@@ -309,7 +308,8 @@ TEST_SUITE("near_attention") {
     });
   }
 
-  TEST_CASE("a message that is no query, or is too large for the memory, is refused before it is taken") {
+  TEST_CASE(
+      "a message that is not a query, or is too large for the memory, is refused before it is received") {
     in_world(2, 1, [&](sim_ranks& ranks, std::uint32_t self) {
       std::mt19937_64 random(3);
       const near_world near(random);
@@ -367,7 +367,7 @@ TEST_SUITE("near_attention") {
     CHECK(detail::refusal_of(strange, 4).where.view().size() <= 96);
   }
 
-  TEST_CASE("a device near its storage gives the same bits, and its costs are those of its links") {
+  TEST_CASE("a device near its storage gives the same bits, at the cost of its links") {
     std::mt19937_64 random(11);
     const near_world near(random);
     attention_world alone = near.world;
@@ -394,7 +394,7 @@ TEST_SUITE("near_attention") {
     CHECK(device.costs().fetch_ns >= 1000 + tokens * token_bytes);
   }
 
-  TEST_CASE("what does not fit is refused before anyone is asked, and a holder that fails ends the call") {
+  TEST_CASE("a mismatched query is refused before any rank is asked, and a failing holder ends the call") {
     std::mt19937_64 random(3);
     const near_world near(random);
     attention_world alone = near.world;

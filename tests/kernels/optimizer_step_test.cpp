@@ -101,7 +101,7 @@ optimizer_hyper any_hyper(std::mt19937_64& random, std::uint64_t step) {
 }  // namespace
 
 TEST_SUITE("optimizer_step") {
-  TEST_CASE("AdamW and SGD are the rules that the contract writes, to the bit") {
+  TEST_CASE("AdamW and SGD follow the contract's rules to the bit") {
     for (const auto seed : seeds(40, 15)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -182,7 +182,7 @@ TEST_SUITE("optimizer_step") {
     }
   }
 
-  TEST_CASE("both halves of any bits come back, of a NaN as a NaN") {
+  TEST_CASE("both halves of any bits are restored, and a NaN stays a NaN") {
     const auto check = [](std::uint32_t bits) {
       const detail::split_float halves = detail::split_of(bits);
       const std::uint32_t back = detail::joined_bits(halves.high, halves.low);
@@ -204,7 +204,7 @@ TEST_SUITE("optimizer_step") {
     CHECK(detail::split_of(0x7F7F'FFFFU).high == 0x7F80U);
   }
 
-  TEST_CASE("no cut into pieces, no executor and no width of accesses changes a bit of any form") {
+  TEST_CASE("cuts into pieces, executors and widths of accesses change no bit of any form") {
     for (const auto seed : seeds(60, 25)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -245,7 +245,7 @@ TEST_SUITE("optimizer_step") {
     }
   }
 
-  TEST_CASE("8-bit codes are the nearest of dynamic quantisation's, within its bounds") {
+  TEST_CASE("8-bit codes are the nearest codes of dynamic quantisation, within its bounds") {
     for (const bool has_signs : {true, false}) {
       const auto& book = has_signs ? detail::signed_codes : detail::unsigned_codes;
       CHECK(std::is_sorted(std::begin(book.value), std::end(book.value)));
@@ -332,7 +332,7 @@ TEST_SUITE("optimizer_step") {
     CHECK(std::bit_cast<float>(bits_in(arrays.of[4])[0]) > 0.15F);
   }
 
-  TEST_CASE("no element of a group with one giant takes a longer step than with floats allows") {
+  TEST_CASE("in a group with one huge element, no other element takes a longer step than floats allow") {
     constexpr std::uint64_t count = 256;
     constexpr auto form = optimizer_form::adamw_8bit;
     optimizer_arrays arrays(form, count);
@@ -355,7 +355,7 @@ TEST_SUITE("optimizer_step") {
     }
   }
 
-  TEST_CASE("stochastic rounding is right in the mean, and leaves what bf16 holds") {
+  TEST_CASE("stochastic rounding is right on average, and keeps exact bf16 values") {
     constexpr std::uint64_t count = 40'000;
     constexpr auto form = optimizer_form::adamw_stochastic;
     const detail::optimizer_constants by = detail::optimizer_constants::of({.step = 3, .seed = 4}, false);
@@ -382,7 +382,7 @@ TEST_SUITE("optimizer_step") {
     CHECK(seen[0] != seen[3]);
   }
 
-  TEST_CASE("bytes of forms are those of their arrays, and small tensors keep floats") {
+  TEST_CASE("the bytes of a form are those of its arrays, and small tensors keep floats") {
     for (const optimizer_form form : all_optimizer_forms) {
       for (const std::uint64_t count : {0U, 1U, 255U, 256U, 257U, 5000U}) {
         optimizer_arrays arrays(form, count);

@@ -107,9 +107,7 @@ std::int32_t block_in(const reversed_blocks& of, std::int32_t sequence, std::uin
 }  // namespace
 
 TEST_SUITE("paged_attention") {
-  TEST_CASE(
-      "each output is what attention's definition says, regardless of the shape, and nothing else is "
-      "touched") {
+  TEST_CASE("each output follows the definition of attention for any shape, and nothing else is written") {
     std::uint64_t seen = 0;
     for (const auto seed : seeds(300, 100)) {
       CAPTURE(seed);
@@ -142,7 +140,7 @@ TEST_SUITE("paged_attention") {
     }
   }
 
-  TEST_CASE("a cache in several allocations gives the same bits as one of a piece") {
+  TEST_CASE("a cache in several allocations gives the same bits as one in a single allocation") {
     for (const auto seed : seeds(60, 20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -153,7 +151,7 @@ TEST_SUITE("paged_attention") {
     }
   }
 
-  TEST_CASE("rows that share their tokens get the bits that they have alone") {
+  TEST_CASE("rows that share their tokens get the bits of separate rows") {
     for (const auto seed : seeds(40, 20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -168,7 +166,7 @@ TEST_SUITE("paged_attention") {
     }
   }
 
-  TEST_CASE("turns in which others of a warp have tokens change no bit, not even a zero's sign") {
+  TEST_CASE("turns without tokens of a row change none of its bits, not even a zero's sign") {
     one_head world({.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32}, 16);
     world.query.assign(8, 1.0F);
     for (std::uint64_t token = 0; token < 16; ++token) {
@@ -180,7 +178,7 @@ TEST_SUITE("paged_attention") {
       CHECK(std::bit_cast<std::uint32_t>(each) == 0x8000'0000U);
   }
 
-  TEST_CASE("keys whose exponentials pass all floats, and products of any size, keep their weights") {
+  TEST_CASE("keys whose exponentials exceed all floats, and products of any magnitude, keep their weights") {
     // Products from -20,000 to 20,000: without the largest subtracted nothing of it is a number.
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 4, .element = dtype::f32};
     one_head world(layout, 40);
@@ -197,7 +195,7 @@ TEST_SUITE("paged_attention") {
     }
   }
 
-  TEST_CASE("a key that is no number makes its own rows none, and no others") {
+  TEST_CASE("a NaN key makes only its own rows NaN") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 4, .element = dtype::f32};
     one_head world(layout, 40);
     world.key(20)[1] = std::numeric_limits<float>::quiet_NaN();
@@ -219,7 +217,7 @@ TEST_SUITE("paged_attention") {
     CHECK(std::isnan(world.attend({.split = {8, 5}}).log_sum_exp));
   }
 
-  TEST_CASE("tokens that a table names no place for are left out and flagged, the others stay") {
+  TEST_CASE("tokens without a place in the table are left out and flagged, and the others stay") {
     for (const std::uint32_t block_tokens : {8U, 4U}) {  // tiles inside of blocks, and across
       CAPTURE(block_tokens);
       const kv_layout layout{
@@ -253,7 +251,7 @@ TEST_SUITE("paged_attention") {
     }
   }
 
-  TEST_CASE("a row without any token in the cache gives zeros, and a logarithm of -infinity") {
+  TEST_CASE("a row without tokens in the cache gives zeros, and a logarithm of -infinity") {
     one_head world({.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32}, 5);
     std::ranges::fill(world.query, 1.0F);
     std::ranges::fill(world.cache, 1.0F);
@@ -264,7 +262,7 @@ TEST_SUITE("paged_attention") {
     CHECK(world.flag == 1);
   }
 
-  TEST_CASE("tables may be an engine's own, and are asked for sequences that they have alone") {
+  TEST_CASE("tables may be an engine's own, and are read only for existing sequences") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32};
     one_head world(layout, 16);
     for (std::uint64_t t = 0; t < 16; ++t)
@@ -288,7 +286,7 @@ TEST_SUITE("paged_attention") {
     CHECK(came == std::vector<float>{unknown_tokens, 92.0F / 9, unknown_tokens, 92.0F / 9, unknown_tokens});
   }
 
-  TEST_CASE("a row longer than its shares were planned for is attended to whole") {
+  TEST_CASE("a row longer than its planned shares is attended to completely") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32};
     one_head world(layout, 100);
     for (std::uint64_t t = 0; t < 100; ++t)
@@ -471,7 +469,7 @@ TEST_SUITE("paged_attention") {
         "are 3 and 2");
   }
 
-  TEST_CASE("for a length beyond its table, the tokens of the table are attended to, and the flag is set") {
+  TEST_CASE("for a length past its table, attention covers the table's tokens and sets the flag") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32};
     one_head world(layout, 16);
     for (std::uint64_t t = 0; t < 16; ++t)
@@ -489,7 +487,7 @@ TEST_SUITE("paged_attention") {
     CHECK(world.flag == 1);
   }
 
-  TEST_CASE("what a damaged indptr names is counted in 64 bits") {
+  TEST_CASE("the numbers of a damaged indptr are computed in 64 bits") {
     constexpr std::int32_t least = std::numeric_limits<std::int32_t>::min();
     constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max();
     const std::int32_t indptr[] = {least, most};
@@ -498,7 +496,7 @@ TEST_SUITE("paged_attention") {
     CHECK(tables.tokens(0) == ((std::int64_t{1} << 32) - 2) * 16 + 1);
   }
 
-  TEST_CASE("shares are planned for a device to be busy, and cover what there is") {
+  TEST_CASE("shares are planned to keep a device busy, and cover all tokens") {
     const kv_layout layout{.layers = 1, .heads = 8, .head_dim = 128};
     CHECK(plan_attention(1, 32, layout, 32) == attention_split{});   // nothing to gain
     CHECK(plan_attention(1, 32, {}, 100'000) == attention_split{});  // nothing to attend to
@@ -534,7 +532,7 @@ TEST_SUITE("paged_attention") {
     }
   }
 
-  TEST_CASE("powers and logarithms are near those of doubles, over all floats there are") {
+  TEST_CASE("powers and logarithms are close to those of doubles, for all floats") {
     double worst = 0;
     for (std::uint32_t bits = 0x8000'0000U; bits <= std::bit_cast<std::uint32_t>(-126.0F); bits += 997) {
       const auto x = std::bit_cast<float>(bits);

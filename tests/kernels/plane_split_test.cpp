@@ -66,7 +66,7 @@ struct split_world {
 }  // namespace
 
 TEST_SUITE("plane_split") {
-  TEST_CASE("all patterns come apart as the format says and together again, at every width") {
+  TEST_CASE("all patterns split as the format says and join again, at every width") {
     for (const std::size_t at : {0U, 4U, 1U}) {
       CAPTURE(at);
       split_world world(65536, 2 * at, at, at);
@@ -77,7 +77,7 @@ TEST_SUITE("plane_split") {
     }
   }
 
-  TEST_CASE("any length and alignment, and nothing around is touched") {
+  TEST_CASE("any length and alignment works, and nothing else is written") {
     for (const auto seed : llmmem_tests::seeds(300)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -123,7 +123,7 @@ TEST_SUITE("plane_split") {
     CHECK(width(0, 0, 1) == 1);
   }
 
-  TEST_CASE("nothing is done where there is nothing, and no memory is refused") {
+  TEST_CASE("empty input is accepted, and missing memory is refused") {
     std::byte byte{};
     CHECK(split_planes(host_executor{}, nullptr, 0, {}).has_value());
     CHECK(merge_planes(host_executor{}, {}, 0, nullptr).has_value());

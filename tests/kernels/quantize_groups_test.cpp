@@ -257,7 +257,7 @@ launch_limits any_limits(std::mt19937_64& random) {
 }  // namespace
 
 TEST_SUITE("quantize_groups") {
-  TEST_CASE("codes and scales are those of the definition, and nothing else is touched") {
+  TEST_CASE("codes and scales follow the definition, and nothing else is written") {
     std::uint64_t whole = 0;
     for (const auto seed : llmmem_tests::seeds(700)) {
       CAPTURE(seed);
@@ -279,8 +279,7 @@ TEST_SUITE("quantize_groups") {
     CHECK(whole > 300);
   }
 
-  TEST_CASE(
-      "values are those of the definition, regardless of the codes and scales, and nothing else is touched") {
+  TEST_CASE("values follow the definition for any codes and scales, and nothing else is written") {
     for (const auto seed : llmmem_tests::seeds(500)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -306,7 +305,7 @@ TEST_SUITE("quantize_groups") {
     }
   }
 
-  TEST_CASE("what comes back is as near as promised") {
+  TEST_CASE("restored values are within the promised bound") {
     for (const auto seed : llmmem_tests::seeds(300)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -342,7 +341,7 @@ TEST_SUITE("quantize_groups") {
     }
   }
 
-  TEST_CASE("all patterns of 16 bits have the codes of the definition, with each scale that floats have") {
+  TEST_CASE("all patterns of 16 bits have the definition's codes, with every possible scale") {
     for (const dtype value : {dtype::bf16, dtype::f16}) {
       for (const dtype code : code_types) {
         CAPTURE(name_of(value));
@@ -404,7 +403,7 @@ TEST_SUITE("quantize_groups") {
     }
   }
 
-  TEST_CASE("the largest codes are the largest elements', and the most negative code is not used") {
+  TEST_CASE("the largest elements get the largest codes, and the most negative code is unused") {
     std::vector<float> values(32, 0.0F);
     values[3] = -5.0F;
     values[4] = 5.0F;
@@ -461,7 +460,7 @@ TEST_SUITE("quantize_groups") {
     CHECK(!is_wide(0, 64, 0, 36));
   }
 
-  TEST_CASE("lanes have all packets of a group, as many each as leave a sector of codes side by side") {
+  TEST_CASE("lanes cover all packets of a group, with a sector of codes side by side") {
     alignas(16) std::byte memory[1024]{};
     const auto shared = [&](dtype value, dtype code, std::uint32_t elements, std::size_t shift = 0) {
       const which_access run;
@@ -483,7 +482,7 @@ TEST_SUITE("quantize_groups") {
     CHECK(shared(dtype::bf16, dtype::int8, 128, 8) == std::pair(8U, 2U));
   }
 
-  TEST_CASE("offsets are of 64 bits") {
+  TEST_CASE("offsets have 64 bits") {
     // Rows three gigabytes apart: nothing is there, but the arithmetic of the two ends.
     constexpr std::uint64_t apart = std::uint64_t{3} << 30;
     std::byte base{};

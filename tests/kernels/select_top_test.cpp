@@ -25,7 +25,7 @@ using llmmem::testing::grid_executor;
 }  // namespace
 
 TEST_SUITE("select_top") {
-  TEST_CASE("what is chosen is the beginning of all, sorted, in either order, on every executor") {
+  TEST_CASE("the selection is the beginning of the sorted list, in either order, on every executor") {
     std::uint64_t chosen = 0;
     for (const auto seed : seeds(300, 80)) {
       CAPTURE(seed);
@@ -41,7 +41,7 @@ TEST_SUITE("select_top") {
     CHECK(chosen > 10'000);
   }
 
-  TEST_CASE("of equal scores the lowest numbers are chosen; infinities below and NaNs are not, and -0 is 0") {
+  TEST_CASE("the lowest numbers of equal scores are chosen; -infinity and NaN are not, and -0 equals 0") {
     constexpr float infinity = std::numeric_limits<float>::infinity();
     const std::vector<float> scores{-0.0F, 5, 0.0F, std::nanf(""), -infinity, 5, infinity, -3, 0.0F, 5};
     const auto select = [&](std::uint32_t k, top_order order) {
@@ -61,7 +61,9 @@ TEST_SUITE("select_top") {
     CHECK(select(10, top_order::by_number) == list{0, 1, 2, 5, 6, 7, 8, 9, -1, -1});
   }
 
-  TEST_CASE("ranks that choose among their own, and then among what all chose, choose what one would") {
+  TEST_CASE(
+      "ranks that choose first among their own scores and then among all choices get the choice of one "
+      "rank") {
     for (const auto seed : seeds(60, 20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);

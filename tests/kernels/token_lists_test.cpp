@@ -25,7 +25,7 @@ using llmmem::testing::grid_executor;
 }  // namespace
 
 TEST_SUITE("token_lists") {
-  TEST_CASE("attention to listed tokens has the bits of attention to a sequence of these alone") {
+  TEST_CASE("attention to listed tokens has the bits of attention to a sequence of only these") {
     std::uint64_t listed = 0;
     for (const auto seed : seeds(160, 40)) {
       CAPTURE(seed);
@@ -42,7 +42,7 @@ TEST_SUITE("token_lists") {
   }
 
   TEST_CASE(
-      "a number without a place is left out and flagged, padding is left out, and a twin counts twice") {
+      "a number without a place is left out and flagged, padding is left out, and a duplicate counts twice") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32};
     std::vector<float> cache(layout.total_bytes(2) / sizeof(float));
     for (std::uint64_t t = 0; t < 16; ++t)
@@ -83,7 +83,7 @@ TEST_SUITE("token_lists") {
     CHECK(attended_to({-1, -1}, 2) == 0);
   }
 
-  TEST_CASE("windows, ranks among which tokens are dealt and missing lists are refused") {
+  TEST_CASE("windows, tokens dealt to ranks, and missing lists are refused") {
     const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 8, .element = dtype::f32};
     alignas(16) std::byte memory[4096]{};
     const std::int32_t block = 0;

@@ -99,7 +99,7 @@ void on_each(std::mt19937_64& random, const Check& check) {
 }  // namespace
 
 TEST_SUITE("xor_blocks") {
-  TEST_CASE("a parity is the exclusive or of its shards, and makes any of them again from the others") {
+  TEST_CASE("a parity is the exclusive or of its shards, and restores any of them from the others") {
     for (const auto seed : llmmem_tests::seeds(80)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -138,7 +138,8 @@ TEST_SUITE("xor_blocks") {
     }
   }
 
-  TEST_CASE("a delta has what differs, its bits say where, and applying it turns one state into the other") {
+  TEST_CASE(
+      "a delta has the differences, its bits say where, and its application turns one state into the other") {
     for (const auto seed : llmmem_tests::seeds(120)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -179,7 +180,7 @@ TEST_SUITE("xor_blocks") {
     }
   }
 
-  TEST_CASE("bits are added to those that are there, where that is asked for") {
+  TEST_CASE("bits are added to existing ones on request") {
     const std::vector<std::byte> old_contents(40 * 512);
     std::vector<std::byte> new_contents = old_contents;
     new_contents[33 * 512 + 511] = std::byte{1};
@@ -192,7 +193,7 @@ TEST_SUITE("xor_blocks") {
     });
   }
 
-  TEST_CASE("applying a delta leaves pages alone whose bit is not set, regardless of its bytes there") {
+  TEST_CASE("the application of a delta skips pages whose bit is not set, regardless of its bytes there") {
     for (const auto seed : llmmem_tests::seeds(60)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -216,7 +217,7 @@ TEST_SUITE("xor_blocks") {
     }
   }
 
-  TEST_CASE("every item of more than 2^32 packets has its place, without memory for them") {
+  TEST_CASE("every item past 2^32 packets has its place, without memory for them") {
     // Bits of units far up, where a 32-bit offset would come round: found by what a unit's lane gives.
     std::vector<std::uint32_t> bits(4);
     const std::uint64_t bytes = (std::uint64_t{1} << 40) + 3 * 2048 + 5;
@@ -240,7 +241,7 @@ TEST_SUITE("xor_blocks") {
     CHECK(detail::bytes_at(bytes - 16, bytes) == 16);
   }
 
-  TEST_CASE("an access is as wide as all of a call's addresses allow") {
+  TEST_CASE("accesses are as wide as all addresses of a call allow") {
     alignas(16) std::byte memory[4096];
     std::vector<std::uint32_t> bits(1);
     constexpr std::pair<std::uint64_t, unsigned> widths[] = {{0, 16}, {8, 4}, {4, 4}, {2, 1}, {1, 1}};

@@ -43,7 +43,7 @@ std::uint64_t sum(const nlohmann::json& nodes, const char* role, const char* fig
 
 }  // namespace
 
-TEST_CASE("what prefill processes compute the decode processes fetch") {
+TEST_CASE("decode processes fetch the blocks that prefill processes compute") {
   const finished came = run(small);
   REQUIRE(came.how.status == 0);
   CHECK(came.out["answered"] == 60);
@@ -58,7 +58,7 @@ TEST_CASE("what prefill processes compute the decode processes fetch") {
   CHECK(sum(nodes, "decode", "computed_tokens") < 60 * (32 + 2 * 16));
 }
 
-TEST_CASE("a killed prefill process costs its blocks, and no answer; one that takes its seat serves again") {
+TEST_CASE("a killed prefill process loses its blocks and no answer, and its replacement serves again") {
   const finished killed = run({"--json", "--requests", "400", "--kill-at", "10"});
   REQUIRE(killed.how.status == 0);
   CHECK(killed.notes.find("killed prefill node 0 after") != std::string::npos);
@@ -72,7 +72,7 @@ TEST_CASE("a killed prefill process costs its blocks, and no answer; one that ta
   CHECK(restarted.out["nodes"][0]["starts"] == 2);
 }
 
-TEST_CASE("options that cannot be are refused with a sentence") {
+TEST_CASE("impossible options are refused with a sentence") {
   const auto refused = [](const std::vector<std::string>& arguments, const char* text) {
     const finished came = run(arguments);
     CHECK(came.how.status == 2);

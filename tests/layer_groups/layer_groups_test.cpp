@@ -43,7 +43,7 @@ TEST_CASE("every byte of the budget has one cause, and every request ends or is 
   }
 }
 
-TEST_CASE("equal groups have as many layers as the smallest set, and blocks no smaller than a state") {
+TEST_CASE("equal groups have the layers of the smallest set, and blocks no smaller than a state") {
   for (const hybrid_model& model : models()) {
     CAPTURE(model.name);
     const scheme ours = super_pages(model, {});
@@ -63,7 +63,7 @@ TEST_CASE("equal groups have as many layers as the smallest set, and blocks no s
   }
 }
 
-TEST_CASE("what cannot be asked for is refused by name") {
+TEST_CASE("impossible options are refused by name") {
   CHECK(run({"--model", "gpt"}).notes ==
         "layer_groups: --model \"gpt\": no such model; there are all, gemma2-9b, gemma3-27b, llama4-scout, "
         "jamba-v0.1, nemotron-h-8b, deepseek-v3\nrun layer_groups --help for the options\n");

@@ -41,13 +41,13 @@ static_assert(mib(8, off, recompute::full) == 48);
 
 }  // namespace
 
-TEST_CASE("with one rank the split of the sequence changes nothing") {
+TEST_CASE("with one rank, a split of the sequence changes nothing") {
   for (const auto again : {recompute::none, recompute::selective, recompute::full}) {
     CHECK(mib(1, off, again) == mib(1, on, again));
   }
 }
 
-TEST_CASE("a share that does not divide evenly is rounded up") {
+TEST_CASE("an uneven share is rounded up") {
   constexpr model_shape tiny{.name = "tiny", .vocabulary = 1, .hidden = 1, .layers = 1, .heads = 3};
   // 34 bytes over three ranks is 12, and 15 bytes of scores is 5.
   CHECK(activation_bytes_per_layer(tiny, {.sequence = 1, .tensor_parallel = 3, .split = on}) == 17);
@@ -56,7 +56,7 @@ TEST_CASE("a share that does not divide evenly is rounded up") {
   CHECK(activation_bytes_per_layer(five, {.sequence = 1, .tensor_parallel = 5}) == 20);
 }
 
-TEST_CASE("a training step that cannot be run is refused with the reason") {
+TEST_CASE("an impossible training step is refused with the reason") {
   const auto refused = [](const training_step& step, const char* text) {
     CHECK_THROWS_WITH_AS(static_cast<void>(activation_bytes_per_layer(gpt3, step)), text, argument_error);
   };
@@ -68,7 +68,7 @@ TEST_CASE("a training step that cannot be run is refused with the reason") {
           "activation bytes of gpt3-175b: tensor_parallel 7 does not divide 96 heads");
 }
 
-TEST_CASE("a sequence whose scores pass 2^63 - 1 bytes is refused, not wrapped") {
+TEST_CASE("a sequence whose scores exceed 2^63 - 1 bytes is refused, not wrapped") {
   CHECK_THROWS_WITH_AS(
       static_cast<void>(activation_bytes_per_layer(gpt3, {.sequence = std::uint64_t{1} << 33})),
       "activation bytes: 8589934592 x 8589934592 exceeds the limit of 2^63 - 1 bytes; lower one of the two",

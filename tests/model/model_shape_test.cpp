@@ -149,7 +149,7 @@ TEST_CASE("KV bytes follow the type, and half bytes are rounded up once") {
   CHECK(name_of(dtype::fp8_e4m3) == "fp8_e4m3");
 }
 
-TEST_CASE("a shape without a needed number is refused by the field's name") {
+TEST_CASE("a shape that lacks a number is refused by the field's name") {
   const auto refused = [](auto change, const char* text) {
     model_shape m = small;
     change(m);

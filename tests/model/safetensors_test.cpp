@@ -53,7 +53,7 @@ namespace {
 
 }  // namespace
 
-TEST_CASE("a header is what the reference writer writes, to the byte") {
+TEST_CASE("a header equals the reference writer's to the byte") {
   // The files of the reference's own tests: lengths, JSON and padding.
   const safetensors_layout aligned =
       lay_out_safetensors({{"attn.0", safetensors_type::f32, {1, 2, 3}}}, {}, 8);
@@ -86,7 +86,7 @@ TEST_CASE("wide types come first, then names in order, and metadata before all")
   CHECK(read_safetensors(bytes_of_text(made.head), made.file_bytes(), "x") == made.header);
 }
 
-TEST_CASE("data begins at the alignment asked for") {
+TEST_CASE("data begins at the requested alignment") {
   constexpr std::string_view json = R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
   for (const std::uint64_t alignment : {8U, 16U, 24U, 4096U, 65536U}) {
     CAPTURE(alignment);
@@ -114,7 +114,7 @@ TEST_CASE("every type has the name and the bits of the format") {
   CHECK_FALSE(safetensors_type_of("F128"));
 }
 
-TEST_CASE("random files are read as they were laid out, in any order of the JSON") {
+TEST_CASE("random files are read as laid out, for any order of the JSON") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -141,7 +141,7 @@ TEST_CASE("random files are read as they were laid out, in any order of the JSON
   }
 }
 
-TEST_CASE("what other writers add does no harm") {
+TEST_CASE("additions of other writers are harmless") {
   CHECK(read("{}", 0).entries.empty());
   CHECK(read("\r\n\t {} \n ", 0).entries.empty());
   CHECK(read(R"( { "a" : { "data_offsets" : [ 0 , 4 ] , "shape" : [ ] , "dtype" : "F32" } } )", 4)
@@ -169,7 +169,7 @@ TEST_CASE("what other writers add does no harm") {
             .entries.size() == 1);
 }
 
-TEST_CASE("sizes and offsets that do not fit each other are refused by name") {
+TEST_CASE("contradictory sizes and offsets are refused by name") {
   const auto entry = [](const char* shape, const char* offsets) {
     return std::string(R"({"w":{"dtype":"F32","shape":)") + shape + R"(,"data_offsets":)" + offsets + "}}";
   };
@@ -249,7 +249,7 @@ TEST_CASE("a length that is too short, too long or past the file's end is refuse
   CHECK(has(refused(std::string(8, '\xFF'), ~std::uint64_t{0}), "at most 100000000"));
 }
 
-TEST_CASE("what a file cannot have is not laid out") {
+TEST_CASE("contents that a file cannot have are refused") {
   using tensors = std::vector<safetensors_tensor>;
   const auto refused = [](tensors all, safetensors_metadata metadata,
                           std::uint64_t alignment) -> std::string {

@@ -78,7 +78,7 @@ TEST_SUITE("small_floats") {
     }
   }
 
-  TEST_CASE("between two neighbours the nearer is taken, in the middle the even one, to the last bit") {
+  TEST_CASE("rounding takes the nearer neighbour, or the even one in the middle, to the last bit") {
     for (const small_format* const format : {&bf16, &f16, &e4m3}) {
       for (std::uint32_t code = 0; code < format->largest(); ++code) {
         CAPTURE(code);
@@ -94,7 +94,8 @@ TEST_SUITE("small_floats") {
     }
   }
 
-  TEST_CASE("what is too large is an infinity where there is one, and else the largest value") {
+  TEST_CASE(
+      "a value that is too large becomes an infinity if the type has one, otherwise the largest value") {
     for (const small_format* const format : {&f16, &e4m3}) {
       const std::uint32_t beyond = format->has_infinity ? format->largest() + 1 : format->largest();
       const double last = format->value(format->largest());
@@ -112,7 +113,7 @@ TEST_SUITE("small_floats") {
     CHECK(std::isinf(float_of(f16.decode(0x7C00))));
   }
 
-  TEST_CASE("a NaN stays one, there and back") {
+  TEST_CASE("a NaN stays a NaN in both directions") {
     for (const small_format* const format : {&bf16, &f16, &e4m3}) {
       for (const std::uint32_t bits :
            {0x7F80'0001U, 0x7FC0'0000U, 0x7FFF'FFFFU, 0x7FBF'FFFFU, 0xFF80'0001U, 0xFFFF'FFFFU})
@@ -124,7 +125,7 @@ TEST_SUITE("small_floats") {
     CHECK(std::signbit(float_of(f32_from_e4m3_bits(0xFF))));
   }
 
-  TEST_CASE("every bfloat16 becomes the e4m3 value and the half that are nearest to it") {
+  TEST_CASE("every bfloat16 becomes the nearest e4m3 value and the nearest half") {
     for (const small_format* const format : {&f16, &e4m3}) {
       std::vector<double> values;
       for (std::uint32_t code = 0; code <= format->largest(); ++code)

@@ -69,7 +69,7 @@ TEST_CASE("a share is rounded up to whole parameters") {
   CHECK(training_state(0).total() == 0);
 }
 
-TEST_CASE("no ranks and too many bytes are refused") {
+TEST_CASE("zero ranks and too many bytes are refused") {
   CHECK_THROWS_WITH_AS(static_cast<void>(training_state(1, zero_stage::none, 0)),
                        "training_state: 0 ranks; 1 means no split", argument_error);
   CHECK_THROWS_WITH_AS(

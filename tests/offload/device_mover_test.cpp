@@ -59,7 +59,7 @@ struct rig {
 
 }  // namespace
 
-TEST_CASE("a cache on a device stores after its stream's fences, and its loads can be followed") {
+TEST_CASE("a cache on a device stores after its stream's fences, and streams can follow its loads") {
   rig r;
   std::vector<token_id> prompt(16);
   std::iota(prompt.begin(), prompt.end(), 0);
@@ -95,7 +95,7 @@ TEST_CASE("a cache on a device stores after its stream's fences, and its loads c
   CHECK(r.cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("of a device that is lost nothing is believed") {
+TEST_CASE("tiers trust no bytes of a lost device") {
   rig r;
   std::vector<token_id> prompt(16);
   std::iota(prompt.begin(), prompt.end(), 0);

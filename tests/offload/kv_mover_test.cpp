@@ -42,7 +42,7 @@ std::vector<std::byte> numbered(std::size_t count, unsigned first) {
 
 }  // namespace
 
-TEST_CASE("a layout_mover keeps to the stride of the slots") {
+TEST_CASE("a layout_mover respects the stride of the slots") {
   for (const block_order order : {block_order::layer_first, block_order::block_first}) {
     const kv_layout layout = layout_of(8, order);
     const std::vector<std::byte> before = numbered(layout.total_bytes(blocks), 1);
@@ -72,7 +72,7 @@ TEST_CASE("a layout_mover keeps to the stride of the slots") {
   }
 }
 
-TEST_CASE("a joint_mover keeps what two memories have of a block in one slot") {
+TEST_CASE("a joint_mover keeps a block's bytes of two memories in one slot") {
   const kv_layout codes = layout_of(8, block_order::layer_first);
   const kv_layout scales = layout_of(2, block_order::block_first);
   const std::vector<std::byte> code_bytes = numbered(codes.total_bytes(blocks), 3);
@@ -110,7 +110,7 @@ TEST_CASE("a joint_mover keeps what two memories have of a block in one slot") {
       argument_error);
 }
 
-TEST_CASE("slots of a first tier with a granularity go down and come up whole") {
+TEST_CASE("slots of a first tier with a granularity move down and come up complete") {
   const kv_layout layout = layout_of(8, block_order::layer_first);
   paged_allocator<traits> cache({.blocks = 5, .block_tokens = 4, .max_sequences = 2, .name = "kv"});
   std::vector<std::byte> memory(layout.total_bytes(cache.physical_blocks()));

@@ -492,7 +492,7 @@ TEST_CASE("no token of a paged cache with tiers has wrong contents") {
   CHECK(seen.withdrawn > 0);
 }
 
-TEST_CASE("no token of a paged cache is wrong when transfers fail, flip bits or are late") {
+TEST_CASE("no token of a paged cache is wrong if transfers fail, flip bits or are late") {
   const totals seen = live<paged_allocator<paged_tiered>>(paged_group, true, 400);
   CHECK(seen.loaded > 0);
   CHECK(seen.failed > 0);

@@ -116,7 +116,7 @@ class server {
 
 }  // namespace
 
-TEST_CASE("blocks in a persistent file are loaded by a later process") {
+TEST_CASE("a later process loads the blocks of a persistent file") {
   const temporary_folder folder;
   const std::string path = folder.file("kv.tier");
   {
@@ -134,7 +134,7 @@ TEST_CASE("blocks in a persistent file are loaded by a later process") {
   CHECK(second.wrong() == 0);
 }
 
-TEST_CASE("bytes of the file that were changed are misses") {
+TEST_CASE("changed bytes of the file are misses") {
   const temporary_folder folder;
   const std::string path = folder.file("kv.tier");
   {

@@ -123,7 +123,7 @@ const std::vector<std::string> sound{};
 
 }  // namespace
 
-TEST_CASE("what was stored is loaded layer by layer, and found by match when the load is complete") {
+TEST_CASE("stored blocks are loaded layer by layer, and match finds them when the load is complete") {
   rig r;
   const auto prompt = count_up(0, 20);
   const kv_sequence before = r.stored(prompt);
@@ -187,7 +187,7 @@ TEST_CASE("lookup moves nothing and has four answers") {
   CHECK(r.tiers.lookup_block(chain, 0, 3).first == answer::hit);
 }
 
-TEST_CASE("two requests that want one block load it once") {
+TEST_CASE("two requests for the same block load it once") {
   rig r;
   const auto prompt = count_up(0, 16);
   r.stored(prompt);
@@ -206,7 +206,7 @@ TEST_CASE("two requests that want one block load it once") {
   CHECK(r.cache.blocks(one)[0] == r.cache.blocks(two)[0]);
 }
 
-TEST_CASE("a flipped bit is a miss of its block, and only what follows is computed again") {
+TEST_CASE("a flipped bit is a miss of its block, and only tokens after it are computed again") {
   rig r;
   const auto prompt = count_up(0, 16);
   const kv_sequence before = r.stored(prompt);
@@ -229,7 +229,7 @@ TEST_CASE("a flipped bit is a miss of its block, and only what follows is comput
   CHECK(r.tiers.stats().tiers[1].damaged == 1);
 }
 
-TEST_CASE("blocks that do not arrive within the patience are computed, and their late arrival does no harm") {
+TEST_CASE("blocks that do not arrive within the patience are computed, and their late arrival is harmless") {
   rig r({.patience_ns = 100});
   const auto prompt = count_up(0, 16);
   const kv_sequence before = r.stored(prompt);
@@ -257,7 +257,7 @@ TEST_CASE("blocks that do not arrive within the patience are computed, and their
   CHECK(r.tiers.audit() == sound);
 }
 
-TEST_CASE("a load can have a patience of its own") {
+TEST_CASE("a load can have its own patience") {
   rig r({.patience_ns = 100});
   const auto prompt = count_up(0, 16);
   r.stored(prompt);
@@ -280,7 +280,7 @@ TEST_CASE("a load can have a patience of its own") {
   CHECK(came.late_blocks == 2);
 }
 
-TEST_CASE("a cancelled load keeps its blocks until the copies into them have ended") {
+TEST_CASE("a cancelled load keeps its blocks until the copies to them have ended") {
   rig r;
   const auto prompt = count_up(0, 16);
   r.stored(prompt);
@@ -299,7 +299,7 @@ TEST_CASE("a cancelled load keeps its blocks until the copies into them have end
   CHECK(r.cache.audit() == sound);
 }
 
-TEST_CASE("a block is stored behind its fence, and cannot be handed out before") {
+TEST_CASE("a block is stored after its fence, and is not handed out before") {
   rig r;
   const kv_sequence sequence = r.written(count_up(0, 32));
   transfer_list kernels(false);
@@ -316,9 +316,9 @@ TEST_CASE("a block is stored behind its fence, and cannot be handed out before")
   CHECK(r.tiers.stats().tiers[0].held == 8);
 }
 
-TEST_CASE("store policies have their names' meaning") {
+TEST_CASE("store policies do what their names say") {
   const auto prompt = count_up(0, 8);
-  SUBCASE("write_through_selective stores what a second request uses") {
+  SUBCASE("write_through_selective stores blocks that a second request uses") {
     rig r({.store = write_through_selective<2>{}});
     const kv_sequence one = r.written(prompt);
     CHECK(r.tiers.store(one.id).value() == 0);
@@ -327,7 +327,7 @@ TEST_CASE("store policies have their names' meaning") {
     r.cache.match(two, prompt).value();
     CHECK(r.tiers.store(two).value() == 2);
   }
-  SUBCASE("write_back stores what the cache evicts") {
+  SUBCASE("write_back stores blocks that the cache evicts") {
     rig r({.store = write_back{}});
     const kv_sequence one = r.written(prompt);
     CHECK(r.tiers.store(one.id).value() == 0);
@@ -343,7 +343,7 @@ TEST_CASE("store policies have their names' meaning") {
     CHECK(load.complete().is_complete());
     CHECK(r.wrong(one, id, 8) == "");
   }
-  SUBCASE("a first tier that writes back sends down what it evicts") {
+  SUBCASE("a first tier that writes back sends down the blocks that it evicts") {
     rig r({}, write_back{});
     r.stored(prompt);
     CHECK(r.tiers.stats().tiers[1].held == 0);
@@ -354,7 +354,8 @@ TEST_CASE("store policies have their names' meaning") {
   }
 }
 
-TEST_CASE("invalid contents leave every tier with all that builds on them, and nothing else") {
+TEST_CASE(
+    "invalid contents leave every tier together with all contents that build on them, and with no others") {
   rig r;
   const auto prompt = count_up(0, 16);
   const kv_sequence one = r.written(prompt);
@@ -375,7 +376,7 @@ TEST_CASE("invalid contents leave every tier with all that builds on them, and n
   CHECK(r.tiers.audit() == sound);
 }
 
-TEST_CASE("nothing of an earlier epoch is found") {
+TEST_CASE("no contents of an earlier epoch are found") {
   rig r;
   const auto prompt = count_up(0, 16);
   r.stored(prompt);
@@ -395,7 +396,7 @@ TEST_CASE("tenants are kept apart") {
   CHECK(r.tiers.lookup(kv_chain(r.cache, prompt), 0).tokens == 16);
 }
 
-TEST_CASE("a load larger than the first tier goes through it") {
+TEST_CASE("a load larger than the first tier passes through it") {
   rig r({}, write_through{}, 3);
   const auto prompt = count_up(0, 32);
   kv_sequence before = r.written(prompt);
@@ -414,7 +415,7 @@ TEST_CASE("a load larger than the first tier goes through it") {
   CHECK(r.wrong(before, id, 32) == "");
 }
 
-TEST_CASE("what is refused is reported, and changes nothing") {
+TEST_CASE("a refusal is reported, and changes nothing") {
   rig r;
   const auto prompt = count_up(0, 16);
   r.stored(prompt);
@@ -444,7 +445,7 @@ TEST_CASE("what is refused is reported, and changes nothing") {
                        "t: max_loads is 0; at least 1 is needed", argument_error);
 }
 
-TEST_CASE("a commit during a load caches nothing that is not there") {
+TEST_CASE("a commit during a load caches no missing contents") {
   rig r;
   const auto prompt = count_up(0, 16);
   r.stored(prompt);
@@ -539,7 +540,7 @@ TEST_CASE("a cache reports to one kv_tiers only") {
       argument_error);
 }
 
-TEST_CASE("invalid contents that only the tiers still have leave them too") {
+TEST_CASE("invalid contents that only the tiers still have also leave them") {
   struct hybrid : hybrid_traits {
     using observer = offload::tier_link;
   };
@@ -590,7 +591,7 @@ TEST_CASE("a cache may have other observers next to the link") {
   CHECK(tiers.lookup(kv_chain(cache, prompt), 0).tokens == 8);
 }
 
-TEST_CASE("of a hybrid cache windows load their window, and states their last snapshot") {
+TEST_CASE("in a hybrid cache, windows load their window, and states their last snapshot") {
   struct hybrid : hybrid_traits {
     using observer = offload::tier_link;
   };
@@ -761,7 +762,7 @@ class two_requests {
 
 }  // namespace
 
-TEST_CASE("in every order of five events of two requests no token is wrong and nothing is left behind") {
+TEST_CASE("in every order of five events of two requests no token is wrong and no block is left behind") {
   constexpr std::uint32_t depth = 5;
   std::uint32_t orders = 1;
   for (std::uint32_t i = 0; i < depth; ++i)

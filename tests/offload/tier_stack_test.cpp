@@ -119,7 +119,7 @@ class two_lists {
 
 }  // namespace
 
-TEST_CASE("hits by tier are those of two lists by last use") {
+TEST_CASE("hits by tier equal those of two lists in order of last use") {
   for (const std::uint64_t seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);

@@ -23,7 +23,9 @@ namespace {
 
 }  // namespace
 
-TEST_CASE("tokens one by one, in chunks and at once give the same bits over blocks that close, forks too") {
+TEST_CASE(
+    "one token at a time, in chunks and at once, tokens get the same bits over closing blocks, also in "
+    "forks") {
   std::uint64_t taken_back = 0;
   for (const auto seed : llmmem_tests::seeds(8)) {
     CAPTURE(seed);

@@ -86,7 +86,7 @@ outcome run(const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-TEST_CASE("a paged cache of any kind gives the tokens and the bits of a contiguous one") {
+TEST_CASE("every kind of paged cache gives the tokens and the bits of a contiguous one") {
   paged_counts all;
   std::uint64_t accepted = 0;
   for (const auto seed : llmmem_tests::seeds(60)) {
@@ -117,7 +117,7 @@ TEST_CASE("a paged cache of any kind gives the tokens and the bits of a contiguo
   CHECK(accepted > 20);
 }
 
-TEST_CASE("neither drafts nor chunks nor other requests change the result of a request") {
+TEST_CASE("drafts, chunks and other requests leave the result of a request unchanged") {
   std::uint64_t without_drafts = 0;
   for (const auto seed : llmmem_tests::seeds(12)) {
     CAPTURE(seed);
@@ -152,7 +152,7 @@ TEST_CASE("neither drafts nor chunks nor other requests change the result of a r
   CHECK(without_drafts > 4);
 }
 
-TEST_CASE("the contiguous cache attends as the definition says") {
+TEST_CASE("the contiguous cache follows the definition of attention") {
   for (const auto seed : llmmem_tests::seeds(20)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -200,7 +200,7 @@ TEST_CASE("the contiguous cache attends as the definition says") {
   }
 }
 
-TEST_CASE("a rotation keeps lengths, and products depend on the distance alone") {
+TEST_CASE("a rotation keeps lengths, and products depend only on the distance") {
   const rotary turns(16, 100);
   std::vector<float> x(16);
   std::iota(x.begin(), x.end(), -7.0F);
@@ -217,7 +217,7 @@ TEST_CASE("a rotation keeps lengths, and products depend on the distance alone")
   CHECK(product_at(3, 0) != doctest::Approx(length).epsilon(1e-2));
 }
 
-TEST_CASE("forms cost what their bits say") {
+TEST_CASE("forms cost the bytes of their bits") {
   const finding found = compare({.shape = {.layers = 2, .hidden = 64, .inner = 64}, .plan = {.requests = 2}});
   REQUIRE(found.errors.size() == 3);
   const form_error& bf16 = found.errors[0];
@@ -234,7 +234,7 @@ TEST_CASE("forms cost what their bits say") {
   }
 }
 
-TEST_CASE("the program reports digests, and what was shared, as JSON") {
+TEST_CASE("the program reports digests and shared blocks as JSON") {
   const auto [status, out, notes] =
       run({"--requests", "2", "--answer", "20", "--layers", "2", "--no-errors", "--json", "--hnd"});
   REQUIRE(status == exit_status::success);
@@ -251,7 +251,7 @@ TEST_CASE("the program reports digests, and what was shared, as JSON") {
   CHECK(found["digest"] == "e89abf3f9ead7ae2");
 }
 
-TEST_CASE("blocks are handed out in two orders, for any seed and any first block") {
+TEST_CASE("the cache hands out blocks in two orders, for any seed and any first block") {
   constexpr std::uint64_t most = ~std::uint64_t{0};
   for (const std::uint64_t before : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1} << 32, most}) {
     for (const std::uint64_t seed : {std::uint64_t{0}, most - before, most - 1, most}) {
@@ -262,7 +262,7 @@ TEST_CASE("blocks are handed out in two orders, for any seed and any first block
   }
 }
 
-TEST_CASE("what cannot be asked is refused, with the option, what was given and what would be right") {
+TEST_CASE("an impossible option is refused with its name, its value and valid ones") {
   struct wrong {
     std::vector<std::string> arguments;
     const char* why;

@@ -32,7 +32,7 @@ void put(const std::string& path, const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("a model that train_gpt saved is served, and its perplexity is reported in every form") {
+TEST_CASE("the program serves a model of train_gpt, and reports its perplexity in every form") {
   const llmmem_tests::temporary_folder folder;
   const std::string in = folder.path().string() + "/";
   const std::string text = llmmem_tests::tiny_text(9000);

@@ -31,7 +31,9 @@ tiers_experiment small(const std::string& folder) {
 
 }  // namespace
 
-TEST_CASE("contexts of many times the cache come back from tiers with every bit, in every form and order") {
+TEST_CASE(
+    "contexts many times larger than the cache come back from tiers with every bit, in every form and "
+    "order") {
   const llmmem_tests::temporary_folder folder;
   experiment what{.with_errors = false};
   what.shape = {.layers = 2,
@@ -60,7 +62,7 @@ TEST_CASE("contexts of many times the cache come back from tiers with every bit,
   }
 }
 
-TEST_CASE("tiers that hold less than the contexts cost computing, and no bit") {
+TEST_CASE("tiers smaller than the contexts cost computation, and change no bit") {
   const llmmem_tests::temporary_folder folder;
   experiment what{.with_errors = false};
   what.shape = {.layers = 2,
@@ -83,7 +85,7 @@ TEST_CASE("tiers that hold less than the contexts cost computing, and no bit") {
                        llmmem::error);
 }
 
-TEST_CASE("the program runs conversations, and refuses what it cannot serve") {
+TEST_CASE("the program runs conversations, and refuses impossible ones") {
   const outcome ran = run({"--tiers", "host=8,file=64", "--conversations", "6", "--turns", "2", "--answer",
                            "4", "--layers", "1", "--json"});
   CHECK(ran.status == example::exit_status::success);

@@ -66,7 +66,7 @@ struct trained {
 
 }  // namespace
 
-TEST_CASE("the decoder's logits are those of train_gpt's forward pass, and the first token's to the bit") {
+TEST_CASE("the decoder's logits are those of train_gpt's forward pass, to the bit for the first token") {
   trained of;
   const std::vector<float> record = of.forward();
   const train_gpt::layer_view<const float> head(record, of.training.model.activations(shape.head()));
@@ -109,7 +109,7 @@ TEST_CASE("the decoder's logits are those of train_gpt's forward pass, and the f
   }
 }
 
-TEST_CASE("perplexity is e to train_gpt's loss, and forms diverge from floats as their bits say") {
+TEST_CASE("perplexity is e to the power of train_gpt's loss, and forms diverge from floats by their bits") {
   trained of;
   // One window: its tokens, and behind them the last target.
   std::vector<std::uint8_t> text(of.batch.tokens.begin(),
@@ -167,7 +167,7 @@ TEST_CASE("perplexity is e to train_gpt's loss, and forms diverge from floats as
     CHECK(alone.forms[i].perplexity == found.forms[i].perplexity);
 }
 
-TEST_CASE("forms whose groups do not fit the heads are left out, and said to be") {
+TEST_CASE("forms whose groups do not fit the heads are left out, and reported") {
   constexpr train_gpt::gpt_shape narrow{.blocks = 1, .width = 32, .heads = 2, .context = 8, .batch = 1};
   std::vector<std::vector<float>> layers;
   for (std::size_t i = 0; i < narrow.layers(); ++i)
@@ -196,7 +196,7 @@ namespace {
 
 }  // namespace
 
-TEST_CASE("heads that attention cannot read are reported, with those that it can") {
+TEST_CASE("heads that attention cannot read are reported with those that it can") {
   const std::vector<std::uint8_t> text(20);
   for (const std::size_t head : {12U, 264U}) {
     CHECK_THROWS_WITH_AS(
@@ -209,7 +209,7 @@ TEST_CASE("heads that attention cannot read are reported, with those that it can
   }
 }
 
-TEST_CASE("a model that diverged is reported, and JSON has only numbers") {
+TEST_CASE("a diverged model is reported, and JSON has only numbers") {
   const std::vector<std::uint8_t> text(20);
   for (const float factor : {std::numeric_limits<float>::quiet_NaN(), 1e30F}) {
     CHECK_THROWS_WITH_AS(
@@ -240,7 +240,7 @@ TEST_CASE("a text without two tokens has no perplexity") {
   }
 }
 
-TEST_CASE("a checkpoint of another model is refused with what it lacks") {
+TEST_CASE("a checkpoint of another model is refused with the tensors that it lacks") {
   const llmmem_tests::temporary_folder folder;
   llmmem::posix_storage<> storage(folder.path().string());
   const auto refused = [&](std::vector<llmmem::checkpoint_tensor> tensors, const std::string& why) {

@@ -150,7 +150,7 @@ std::uint64_t live_every_life(std::uint64_t blocks, std::uint32_t requests, std:
 
 }  // namespace
 
-TEST_CASE("with blocks for just one request, none is stuck and no token is lost, in any environment") {
+TEST_CASE("with blocks for only one request, no request is stuck and no token is lost, in any environment") {
   // Three tokens of prompt, five of answer: four blocks hold the longest request, and nothing beside it.
   CHECK(live_every_life<cache_type, false>(4, 2, 5) > 500);
   CHECK(live_every_life<cache_type, true>(4, 2, 5) > 500);
@@ -159,8 +159,7 @@ TEST_CASE("with blocks for just one request, none is stuck and no token is lost,
   CHECK(live_every_life<cache_type, true>(4, 3, 3) > 5'000);
 }
 
-TEST_CASE(
-    "services of random size keep every token, under preemption, swaps that fail and cancelled requests") {
+TEST_CASE("services of random size keep every token under preemption, failing swaps and cancelled requests") {
   std::uint64_t preempted = 0;
   std::uint64_t swapped = 0;
   std::uint64_t lost = 0;
@@ -214,7 +213,9 @@ TEST_CASE(
   CHECK(lost > 500);
 }
 
-TEST_CASE("requests come and go by the lengths of a production trace, which are not known in advance") {
+TEST_CASE(
+    "requests arrive and end by the lengths of a production trace, which the scheduler does not know in "
+    "advance") {
   const char* folder = std::getenv("LLMMEM_DATA_DIR");
   std::ifstream trace(std::string(folder == nullptr ? "" : folder) + "/azure_llm_inference_2023_conv.csv");
   if (!trace) {
@@ -256,7 +257,7 @@ TEST_CASE("requests come and go by the lengths of a production trace, which are 
   CHECK(all.cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("what can never run is refused when it comes, with the reason") {
+TEST_CASE("a request that can never run is refused on arrival, with the reason") {
   cache_type cache(
       {.blocks = 4, .block_tokens = 4, .max_sequences = 4, .max_sequence_tokens = 12, .name = "kv"});
   engine_type<false> engine(cache);
@@ -301,7 +302,7 @@ TEST_CASE("the next request is blocked, not exhausted, while others hold the blo
   CHECK(scheduler.step().value().work.size() == 1);
 }
 
-TEST_CASE("a request that waits after one with nothing to compute learns what it waits for") {
+TEST_CASE("a request behind one with nothing to compute learns what it waits for") {
   cache_type cache({.blocks = 4, .block_tokens = 4});
   engine_type<false> engine(cache);
   batch_scheduler scheduler(cache, engine, {});
@@ -392,7 +393,7 @@ TEST_CASE("callbacks that call the scheduler are refused until it is done, and c
   CHECK(scheduler.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("a request whose sequence another caller released ends, and no other does") {
+TEST_CASE("a request ends if another caller released its sequence, and no other request does") {
   cache_type cache({.blocks = 8, .block_tokens = 4});
   engine_type<false> engine(cache);
   batch_scheduler scheduler(cache, engine, {});
@@ -412,7 +413,7 @@ TEST_CASE("a request whose sequence another caller released ends, and no other d
   CHECK(scheduler.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("a request that outgrows a sequence while it waits ends, and those after it run") {
+TEST_CASE("a waiting request that outgrows a sequence ends, and those after it run") {
   cache_type cache({.blocks = 64, .block_tokens = 4, .max_sequences = 4, .max_sequence_tokens = 16});
   engine_type<false> engine(cache);
   batch_scheduler scheduler(cache, engine, {});
@@ -427,7 +428,7 @@ TEST_CASE("a request that outgrows a sequence while it waits ends, and those aft
   CHECK(step.work[0].user == 2);
 }
 
-TEST_CASE("a request whose tokens are taken back ends, running or waiting, and no other") {
+TEST_CASE("a request whose tokens are taken back ends, whether it runs or waits, and no other does") {
   cache_type cache({.blocks = 64, .block_tokens = 4});
   engine_type<false> engine(cache);
   batch_scheduler scheduler(cache, engine, {.max_running = 2});
@@ -448,7 +449,7 @@ TEST_CASE("a request whose tokens are taken back ends, running or waiting, and n
   CHECK(scheduler.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("admission collects what fences have let go") {
+TEST_CASE("admission collects blocks whose fences have passed") {
   cache_type cache({.blocks = 4, .block_tokens = 4});
   engine_type<false> engine(cache);
   batch_scheduler scheduler(cache, engine, {});
@@ -481,7 +482,7 @@ TEST_CASE("a prompt is computed in parts, and running requests go first") {
   CHECK(engine.requests.at(2).tokens == toy_text(std::vector<token_id>(25, 2), 1));
 }
 
-TEST_CASE("numbers that make no scheduler are refused, and so is memory that is not there") {
+TEST_CASE("impossible options are refused, and so is a lack of memory") {
   cache_type cache({.blocks = 4});
   engine_type<false> engine(cache);
   using scheduler = batch_scheduler<cache_type, engine_type<false>>;

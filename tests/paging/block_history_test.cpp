@@ -19,7 +19,7 @@ struct debug_traits : paged_traits {
 
 }  // namespace
 
-TEST_CASE("an audit names the actor and the transition of the block it blames") {
+TEST_CASE("an audit names the actor and the transition of the broken block") {
   paged_allocator<debug_traits> cache({.blocks = 4, .block_tokens = 4, .name = "kv"});
   const sequence_id one = cache.create().value();
   REQUIRE(cache.extend(one, 4));
@@ -32,7 +32,7 @@ TEST_CASE("an audit names the actor and the transition of the block it blames") 
             "sequence 0, #1 shared by sequence 0, #2 released by sequence 0, #3 shared by sequence 0)"});
 }
 
-TEST_CASE("a ring keeps the latest transitions, those of one block oldest first") {
+TEST_CASE("a ring keeps the latest transitions, those of one block in order") {
   owner_ring<3> ring;
   const block_id one{1};
   const block_id two{2};
@@ -47,7 +47,7 @@ TEST_CASE("a ring keeps the latest transitions, those of one block oldest first"
   CHECK(ring.history_of(one) == "#2 freed");
 }
 
-TEST_CASE("no history takes no space") {
+TEST_CASE("a history of 0 entries takes no space") {
   CHECK(std::is_empty_v<llmmem::paging::no_history>);
   CHECK(paging::no_history{}.history_of(block_id{1}).empty());
 }

@@ -121,7 +121,7 @@ TEST_CASE_TEMPLATE("a pinned block outlives its sequence and is not evicted", Ca
   CHECK(cache.cached_tokens(prompt) == 0);
 }
 
-TEST_CASE_TEMPLATE("pins are counted, and an unpin too many is refused", Cache, paged_allocator<paged_told>,
+TEST_CASE_TEMPLATE("pins are counted, and an excess unpin is refused", Cache, paged_allocator<paged_told>,
                    hybrid_allocator<hybrid_told>) {
   losses told;
   Cache cache = make<Cache>(told);

@@ -75,7 +75,8 @@ class pool_oracle {
 }  // namespace
 
 TEST_CASE(
-    "a pool behaves as two queues: free blocks, the last freed first, then idle ones, the oldest first") {
+    "a pool behaves as two queues: of free blocks, the last freed first, and of idle ones, the oldest "
+    "first") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -135,7 +136,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a batch of allocations is all or nothing, and says what it lacked") {
+TEST_CASE("a batch of allocations succeeds completely or not at all, and reports the missing blocks") {
   block_pool<> pool({.blocks = 4, .name = "kv"});
   std::array<block_handle, 3> three;
   REQUIRE(pool.allocate(three));
@@ -149,7 +150,7 @@ TEST_CASE("a batch of allocations is all or nothing, and says what it lacked") {
   CHECK(pool.allocate(std::span<block_id>{}));
 }
 
-TEST_CASE("the null block is never handed out and never taken back") {
+TEST_CASE("the null block is never handed out and never released") {
   block_pool<> pool({.blocks = 2});
   std::array<block_id, 2> all;
   REQUIRE(pool.allocate(all));
@@ -188,7 +189,7 @@ TEST_CASE("a double free, a stale handle and a foreign one are distinguished, an
   CHECK(pool.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("a batch with one bad member releases none, at any position of it") {
+TEST_CASE("a batch with one bad member at any position releases none") {
   for (std::size_t bad = 0; bad < 4; ++bad) {
     CAPTURE(bad);
     block_pool<> pool({.blocks = 8});
@@ -218,7 +219,7 @@ TEST_CASE("a batch with one bad member releases none, at any position of it") {
   }
 }
 
-TEST_CASE("a batch with one bad member shares none, and leaves idle blocks where they were in the order") {
+TEST_CASE("a batch with one bad member shares none, and keeps the order of idle blocks") {
   block_pool<> pool({.blocks = 4});
   std::array<block_id, 3> ids;
   REQUIRE(pool.allocate(ids));
@@ -230,7 +231,7 @@ TEST_CASE("a batch with one bad member shares none, and leaves idle blocks where
   CHECK(pool.stats().idle == 3);
 }
 
-TEST_CASE("references stop at their limit instead of wrapping round") {
+TEST_CASE("references stop at their limit and do not wrap around") {
   block_pool<> pool({.blocks = 1, .name = "kv"});
   const block_handle block = pool.allocate().value();
   for (std::uint32_t i = 1; i < block_record::max_references; ++i)
@@ -262,7 +263,7 @@ TEST_CASE(
   CHECK(pool.stats().idle == 1);
 }
 
-TEST_CASE("taking back 'cached' frees an idle block at once") {
+TEST_CASE("the withdrawal of 'cached' frees an idle block at once") {
   block_pool<> pool({.blocks = 2});
   const block_handle block = pool.allocate().value();
   pool.mark_cached(block.block);
@@ -301,7 +302,7 @@ TEST_CASE("a pool whose metadata cannot be allocated says so and leaks nothing")
             [](const metadata_source& source) { block_pool<>({.blocks = 10, .metadata = source}); }) == 3);
 }
 
-TEST_CASE("a pool moves, and its handles stay good") {
+TEST_CASE("a moved pool keeps its handles valid") {
   block_pool<> first({.blocks = 2});
   const block_handle block = first.allocate().value();
   block_pool<> second = std::move(first);
@@ -310,7 +311,7 @@ TEST_CASE("a pool moves, and its handles stay good") {
   CHECK(second.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("audit names the block that is wrong and what last happened to it") {
+TEST_CASE("audit names the broken block and its last transition") {
   using corrupt = testing_access;
   const auto fresh = [] {
     block_pool<> pool({.blocks = 3, .name = "kv"});

@@ -11,7 +11,7 @@
 
 using namespace llmmem;
 
-TEST_CASE("blocks follow each other and do not overlap") {
+TEST_CASE("blocks are consecutive and do not overlap") {
   host_space host({.budget = 1 << 20});
   const block_storage storage(host, 5, 96);
   CHECK(storage.range().bytes == 480);
@@ -51,7 +51,7 @@ TEST_CASE("a fork's first write goes into a copy of the block it shared") {
   CHECK(read(parent) == "abcdef");
 }
 
-TEST_CASE("blocks in a simulated device are copied without the host touching them") {
+TEST_CASE("blocks on a simulated device are copied without access by the host") {
   testing::virtual_clock clock;
   testing::simulated_space device(clock, {.budget = 1 << 20});
   const block_storage storage(device, 3, 64);
@@ -63,7 +63,7 @@ TEST_CASE("blocks in a simulated device are copied without the host touching the
   CHECK(back == bytes);
 }
 
-TEST_CASE("where there is nothing to copy, nothing is started") {
+TEST_CASE("an empty list of copies starts nothing") {
   host_space host({.budget = 1 << 20});
   const block_storage storage(host, 3, 64);
   CHECK(storage.copy_async(host, {}).value().ready());

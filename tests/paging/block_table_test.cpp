@@ -78,7 +78,7 @@ TEST_CASE("a sequence without tokens has an empty row and a last page of 0") {
   CHECK(last == std::array{0, 4});
 }
 
-TEST_CASE("a buffer that is too short is refused with its name and both lengths, and nothing is written") {
+TEST_CASE("a short buffer is refused with its name and both lengths, and stays unwritten") {
   batch all;
   all.add(9);
   all.add(5);
@@ -136,7 +136,7 @@ static_assert([] {
   return view.tokens(0) == 5 && view.tokens(1) == 4 && view.slot(0, 4) == 20 && view.slot(1, 3) == 39;
 }());
 
-TEST_CASE("a length that its 32 bits cannot hold is refused, not cut") {
+TEST_CASE("a length past 32 bits is refused, not truncated") {
   struct untold_traits : paged_traits {
     using verification = trust_hash;
   };

@@ -65,7 +65,7 @@ TEST_CASE("the bounds are 1, 2 and 5 of each power of ten from a millisecond to 
   CHECK(duration_histogram::bounds.back() == 5'000'000'000);
 }
 
-TEST_CASE("a duration falls into the first bucket whose bound it does not pass") {
+TEST_CASE("a duration counts in the first bucket whose bound is at least as large") {
   duration_histogram histogram;
   for (const std::uint64_t each : {0U, 1000U, 1001U, 5'000'000U})
     histogram.add(each);
@@ -78,7 +78,7 @@ TEST_CASE("a duration falls into the first bucket whose bound it does not pass")
   CHECK(histogram.sum == 5'005'002'002);
 }
 
-TEST_CASE("lifetime is residency and idle time together, and reuse gaps are between uses") {
+TEST_CASE("lifetime is the sum of residency and idle time, and reuse gaps are between uses") {
   measured_cache cache({.blocks = 2, .block_tokens = 4}, cache_metrics<>({.blocks = 2}));
   const std::vector<token_id> prompt{1, 2, 3, 4};
   const auto at = [&](std::uint64_t now) { cache.observer().clock().set(now); };
@@ -108,7 +108,7 @@ TEST_CASE("lifetime is residency and idle time together, and reuse gaps are betw
   CHECK(seen.idle.counts[5] == 1);       // 50 ms, the bound itself
 }
 
-TEST_CASE("sampled histograms are those of every n-th block's whole history, moves included") {
+TEST_CASE("sampled histograms cover the whole history of every n-th block, moves included") {
   std::uint64_t measured_lives = 0;
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
@@ -159,7 +159,7 @@ TEST_CASE("sampled histograms are those of every n-th block's whole history, mov
   CHECK(measured_lives > 2'000);
 }
 
-TEST_CASE("time that goes back is ignored") {
+TEST_CASE("a clock that goes back is ignored") {
   llmmem::paging::set_clock clock;
   clock.set(5);
   clock.set(3);
@@ -182,7 +182,7 @@ TEST_CASE("a log and metrics observe one cache together") {
   CHECK(cache.observer().get<1>().histograms().lifetime.count() == 1);
 }
 
-TEST_CASE("metrics of no blocks, of too many, or of one in none are refused") {
+TEST_CASE("metrics of zero blocks, of too many, or with an invalid sampling are refused") {
   CHECK_THROWS_WITH_AS(cache_metrics<>({.blocks = 0}), "cache_metrics: 0 blocks; use 1 to 2147483646",
                        length_error);
   CHECK_THROWS_WITH_AS(cache_metrics<>({.blocks = 2'147'483'647, .name = "m"}),
@@ -191,7 +191,7 @@ TEST_CASE("metrics of no blocks, of too many, or of one in none are refused") {
                        "cache_metrics: one sample in 0 blocks; at least 1 is needed", length_error);
 }
 
-TEST_CASE("what is handed out is distinguished by where it came from, what is matched by what was asked") {
+TEST_CASE("allocations are distinguished by their origin, and matches by what was asked") {
   paged_allocator<> cache({.blocks = 3, .block_tokens = 2});
   const std::vector<token_id> prompt{1, 2, 3, 4, 5};
   for (int i = 0; i < 2; ++i) {
@@ -221,7 +221,7 @@ TEST_CASE("what is handed out is distinguished by where it came from, what is ma
   CHECK(cache.stats().evicting_allocations == 2);
 }
 
-TEST_CASE("measuring allocates nothing") {
+TEST_CASE("measurements allocate nothing") {
   cache_metrics<> metrics({.blocks = 4});
   const stored_block stored = stored_in(block_id{1});
   const std::uint64_t before = heap_allocations();

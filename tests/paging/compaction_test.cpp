@@ -70,7 +70,7 @@ namespace {
 
 }  // namespace
 
-TEST_CASE("plans name each block once, move what is used to what is free, and count what that changes") {
+TEST_CASE("plans name each block once, move used blocks to free ones, and count the effect") {
   for (const auto seed : seeds(500)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -113,7 +113,7 @@ TEST_CASE("plans name each block once, move what is used to what is free, and co
   }
 }
 
-TEST_CASE("packing stops at the line it was given") {
+TEST_CASE("packing stops at the given line") {
   compaction_facts facts;
   facts.blocks.assign(11, block_use::free);
   facts.blocks[0] = block_use::idle;
@@ -124,7 +124,7 @@ TEST_CASE("packing stops at the line it was given") {
   CHECK(plan.highest_after == 7);
 }
 
-TEST_CASE("a sequence that grew between others is laid out side by side") {
+TEST_CASE("compaction makes the blocks of a sequence that grew between others adjacent") {
   paged_allocator<> cache({.blocks = 16, .block_tokens = 1});
   const sequence_id one = cache.create().value();
   const sequence_id two = cache.create().value();
@@ -145,7 +145,7 @@ TEST_CASE("a sequence that grew between others is laid out side by side") {
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("a plan that the cache has outrun is refused whole") {
+TEST_CASE("an outdated plan is refused completely") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 1, .name = "kv"});
   const sequence_id one = cache.create().value();
   REQUIRE(cache.extend(one, 4));
@@ -178,7 +178,7 @@ TEST_CASE("a plan that the cache has outrun is refused whole") {
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("when copying stops, what was moved stays moved and the rest where it was") {
+TEST_CASE("if the copy stops, moved blocks stay moved and the rest stays in place") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 1});
   const sequence_id one = cache.create().value();
   REQUIRE(cache.extend(one, 4));
@@ -196,7 +196,7 @@ TEST_CASE("when copying stops, what was moved stays moved and the rest where it 
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("packing lets a pool shrink under running sequences") {
+TEST_CASE("packing lets a pool shrink while sequences run") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 2});
   const std::vector<token_id> prompt{1, 2, 3, 4, 5, 6};
   const sequence_id gone = cache.create().value();

@@ -34,7 +34,7 @@ collected collect(deferred_frees<host_fence>& queue) {
 
 }  // namespace
 
-TEST_CASE("nothing comes back before its fence, and then each group tail first") {
+TEST_CASE("blocks return after their fence, each group tail first") {
   host_timeline stream;
   const host_fence first = stream.issue();
   const host_fence second = stream.issue();
@@ -64,7 +64,7 @@ TEST_CASE("a group behind an unpassed fence delays those after it") {
   CHECK(collect(queue).blocks == ids({1, 2}));
 }
 
-TEST_CASE("a full queue refuses the whole group and says how much space there is") {
+TEST_CASE("a full queue refuses the whole group and reports its free space") {
   host_timeline stream;
   const host_fence fence = stream.issue();
   deferred_frees<host_fence> queue(4, 2, {});
@@ -78,7 +78,7 @@ TEST_CASE("a full queue refuses the whole group and says how much space there is
   CHECK(queue.push(ids({6, 7, 8, 9}), {}));
 }
 
-TEST_CASE("the blocks of several spans wait as one group, all or none") {
+TEST_CASE("the blocks of several spans wait as one group, or none does") {
   deferred_frees<host_fence> queue(6, 3, {});
   const auto one = ids({1, 2});
   const auto two = ids({3});
@@ -93,7 +93,7 @@ TEST_CASE("the blocks of several spans wait as one group, all or none") {
   CHECK(collect(queue).blocks == ids({3, 2, 1, 4}));
 }
 
-TEST_CASE("the rings run over their end any number of times") {
+TEST_CASE("the rings wrap around any number of times") {
   deferred_frees<host_fence> queue(5, 3, {});
   for (std::uint32_t i = 1; i < 50; ++i) {
     REQUIRE(queue.push(ids({i, i + 1}), {}));

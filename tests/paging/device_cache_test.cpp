@@ -105,7 +105,7 @@ struct device_engine {
 }  // namespace
 
 TEST_SUITE("device_cache") {
-  TEST_CASE("no kernel sees another sequence's tokens or table, however late streams do their work") {
+  TEST_CASE("no kernel sees another sequence's tokens or table, even if streams are late") {
     std::uint64_t waited = 0;
     for (const auto seed : llmmem_tests::seeds(60)) {
       CAPTURE(seed);

@@ -87,7 +87,7 @@ const std::array<token_id, 8> eight{1, 2, 3, 4, 5, 6, 7, 8};
 }  // namespace
 
 TEST_CASE(
-    "a mirror that reads in any rhythm, with losses and snapshots, is the index when it has caught up") {
+    "a mirror that reads at any pace, with losses and snapshots, equals the index when it has caught up") {
   std::uint64_t lost = 0;
   std::uint64_t followed = 0;
   for (const auto seed : seeds(200)) {
@@ -146,7 +146,7 @@ TEST_CASE("an event has key, parent, context, block, tokens and their position")
 }
 
 TEST_CASE(
-    "a reader that fell behind learns how many events are lost, and continues from the oldest that is kept") {
+    "a reader that fell behind learns how many events are lost, and continues from the oldest one kept") {
   event_log log({.events = 4});
   for (int i = 0; i < 7; ++i)
     log.clear();
@@ -160,7 +160,7 @@ TEST_CASE(
   CHECK(log.read(7, out).value() == event_read{.count = 0, .first = 7, .lost = 0, .next = 7});
 }
 
-TEST_CASE("a log in another's place continues at its number with a cleared") {
+TEST_CASE("a log that replaces another continues its numbers, with a cleared event") {
   event_log before({.events = 4});
   before.clear();
   event_log after({.events = 4, .first = before.end()});
@@ -176,7 +176,7 @@ TEST_CASE("a number from another log is refused") {
   CHECK(log.read(1, out).error().message() == "router feed: 1 requested, but the highest allowed is 0");
 }
 
-TEST_CASE("shares and moves are logged only if asked for") {
+TEST_CASE("shares and moves are logged on request only") {
   for (const bool asked : {false, true}) {
     logged_cache cache({.blocks = 8, .block_tokens = 4},
                        event_log({.events = 16, .shares = asked, .moves = asked}));
@@ -200,13 +200,13 @@ TEST_CASE("shares and moves are logged only if asked for") {
   }
 }
 
-TEST_CASE("a log of no events, or of too many, is refused with both numbers") {
+TEST_CASE("a log of 0 events, or of too many, is refused with both numbers") {
   CHECK_THROWS_WITH_AS(event_log({.events = 0}), "event_log: 0 events; use 1 to 4294967296", length_error);
   CHECK_THROWS_WITH_AS(event_log({.events = 4'294'967'297, .name = "feed"}),
                        "feed: 4294967297 events; use 1 to 4294967296", length_error);
 }
 
-TEST_CASE("logging and reading allocate nothing") {
+TEST_CASE("neither writers nor readers of a log allocate") {
   event_log log({.events = 4});
   std::array<cache_event, 4> out{};
   const std::uint64_t before = heap_allocations();

@@ -35,7 +35,7 @@ using ascending_pool = block_pool<lru_eviction, ascending_free_list>;
 
 }  // namespace
 
-TEST_CASE("the ascending free list returns the next block, otherwise the lowest, as a sorted set does") {
+TEST_CASE("the ascending free list returns the next block, otherwise the lowest, as a sorted set would") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -70,7 +70,7 @@ TEST_CASE("the ascending free list returns the next block, otherwise the lowest,
   }
 }
 
-TEST_CASE("the stack returns what came last, and forgets high ids in place") {
+TEST_CASE("the stack returns the last freed block, and removes high ids in place") {
   lifo_free_list list(8, {});
   for (const std::uint64_t each : {3U, 7U, 1U, 8U, 2U})
     list.push(id(each));
@@ -82,12 +82,12 @@ TEST_CASE("the stack returns what came last, and forgets high ids in place") {
   CHECK(list.size() == 0);
 }
 
-TEST_CASE("a free list without memory says so") {
+TEST_CASE("a free list reports a lack of memory") {
   CHECK(fail_each_allocation([](const metadata_source& source) { ascending_free_list list(100, source); }) ==
         1);
 }
 
-TEST_CASE("sequences that grow block by block are in runs when the free list ascends") {
+TEST_CASE("sequences that grow block by block stay contiguous with an ascending free list") {
   ascending_pool pool({.blocks = 64});
   std::vector<block_id> odd(32);
   std::vector<block_id> even(32);
@@ -104,7 +104,7 @@ TEST_CASE("sequences that grow block by block are in runs when the free list asc
   }
 }
 
-TEST_CASE_TEMPLATE("a pool is resized while it is in use, and its blocks come and go by their ids", Pool,
+TEST_CASE_TEMPLATE("a pool in use is resized, and its blocks appear and disappear by their ids", Pool,
                    block_pool<>, ascending_pool) {
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
@@ -181,7 +181,7 @@ TEST_CASE_TEMPLATE("a pool is resized while it is in use, and its blocks come an
   }
 }
 
-TEST_CASE("a size that the pool was not built for is refused") {
+TEST_CASE("a size beyond the pool's capacity is refused") {
   block_pool<> pool({.blocks = 4, .block_capacity = 8, .name = "kv"});
   CHECK(pool.block_capacity() == 8);
   CHECK(pool.resize(0).error().message() ==
@@ -196,7 +196,7 @@ TEST_CASE("a size that the pool was not built for is refused") {
       length_error);
 }
 
-TEST_CASE("a release of several that is refused leaves a shrunken pool as it was") {
+TEST_CASE("a refused release of several blocks leaves a shrunken pool unchanged") {
   block_pool<> pool({.blocks = 4});
   std::vector<block_id> out(4);
   REQUIRE(pool.allocate(std::span(out)));

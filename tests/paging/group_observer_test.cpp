@@ -67,7 +67,7 @@ struct telling : hybrid_traits {
 
 }  // namespace
 
-TEST_CASE("an observer learns the block, its tokens and the key before it, in its group's block size") {
+TEST_CASE("an observer receives the block, its tokens and the previous key, in its group's block size") {
   told all;
   hybrid_allocator<telling> cache(options(20), teller{&all});
   const auto sequence = cache.create({.salt = {3, 0}}).value();
@@ -87,7 +87,7 @@ TEST_CASE("an observer learns the block, its tokens and the key before it, in it
   CHECK(all.stored[4].block == cache.table(sequence, 0)[3]);
 }
 
-TEST_CASE("a log of all groups has one order, and says of which group each event is") {
+TEST_CASE("a log of all groups has one order, and names the group of each event") {
   for (const auto seed : seeds(20)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -135,7 +135,7 @@ TEST_CASE("a log of all groups has one order, and says of which group each event
   }
 }
 
-TEST_CASE("a group's observer learns of that group alone") {
+TEST_CASE("a group's observer receives that group's events only") {
   const hybrid_options how = options(20);
   hybrid_allocator<measured> cache(how, each_group<cache_metrics<>>(groups.size(), [&](std::size_t) {
                                      return cache_metrics<>({.blocks = block_ids(how) - 1});
@@ -156,7 +156,7 @@ TEST_CASE("a group's observer learns of that group alone") {
   CHECK(std::as_const(cache).observer().of(1).histograms().lifetime.count() == 3);
 }
 
-TEST_CASE("as many group observers as there may be groups are made, and no more") {
+TEST_CASE("at most as many group observers exist as groups") {
   const auto make = [](std::size_t) { return ignore_cache_events{}; };
   CHECK_THROWS_WITH_AS(each_group<ignore_cache_events>(17, make), "each_group: 17 groups; use 1 to 16",
                        length_error);

@@ -17,7 +17,7 @@ using namespace llmmem_tests;
 
 static_assert(block_table_source<paging::group_tables<hybrid_allocator<>>>);
 
-TEST_CASE("the tables and slots of every group name the bytes at which its tokens are") {
+TEST_CASE("the tables and slots of every group name the bytes of its tokens") {
   const std::array groups{full_attention({"full", 1, 48, 4}), sliding_window({"window", 1, 16, 8}, 12)};
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);
@@ -75,7 +75,7 @@ TEST_CASE("the tables and slots of every group name the bytes at which its token
   }
 }
 
-TEST_CASE("slots are refused where they cannot count a group's tokens, and tables are not") {
+TEST_CASE("slots are refused if they cannot count a group's tokens, and tables are not") {
   const std::array groups{full_attention({"full", 1, 48, 4}), state_snapshots("states", 1, 100, 8)};
   hybrid_allocator<> cache({.groups = groups,
                             .budget_bytes = 1 << 16,

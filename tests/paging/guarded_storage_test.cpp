@@ -19,7 +19,7 @@ namespace {
 
 }  // namespace
 
-TEST_CASE("one byte past or before a block is seen, and named") {
+TEST_CASE("a write one byte past or before a block is detected, and named") {
   for (const std::uint64_t bytes : {1U, 64U, 100U, 256U}) {
     CAPTURE(bytes);
     host_space host({.budget = 1 << 16});
@@ -55,7 +55,7 @@ TEST_CASE("memory that was never written reads as NaN") {
   CHECK(memory.at(id(1)).value().bytes == 16);
 }
 
-TEST_CASE("guarded blocks that cannot be are refused") {
+TEST_CASE("impossible guarded blocks are refused") {
   host_space host({.budget = 1 << 10, .name = "ram"});
   CHECK_THROWS_WITH_AS(guarded_storage<host_space>(host, 1, 0),
                        "guarded_storage: blocks of 0 bytes; at least 1 is needed", length_error);

@@ -20,7 +20,7 @@ using cache_type = hybrid_allocator<>;
 
 }  // namespace
 
-TEST_CASE("of forks that grow in one batch all but the last get copies, each of its own") {
+TEST_CASE("if forks grow in one batch, all but the last get their own copies") {
   cache_type cache = small_cache();
   const auto one = cache.create().value();
   cache.append(one, count_up(0, 10)).value();
@@ -43,7 +43,7 @@ TEST_CASE("of forks that grow in one batch all but the last get copies, each of 
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("a batch that one group cannot serve grows no sequence, and says what all of it lacks") {
+TEST_CASE("a batch that one group cannot serve grows no sequence, and reports the shortage of all groups") {
   cache_type cache = small_cache(6);
   const auto one = cache.create().value();
   const auto two = cache.create().value();
@@ -63,7 +63,7 @@ TEST_CASE("a batch that one group cannot serve grows no sequence, and says what 
   CHECK(cache.tokens(one) == 8);
 }
 
-TEST_CASE("what is to be left of each group is left, all together") {
+TEST_CASE("a batch leaves the requested reserve of each group") {
   cache_type cache = small_cache(6);
   const auto one = cache.create().value();
   const auto tokens = count_up(0, 8);
@@ -83,7 +83,7 @@ TEST_CASE("what is to be left of each group is left, all together") {
   cache.append_batch({}, {}, leave).value();
 }
 
-TEST_CASE("a batch that cannot be is refused by name") {
+TEST_CASE("an impossible batch is refused by name") {
   cache_type cache = small_cache();
   const auto one = cache.create().value();
   const auto token = count_up(0, 1);
@@ -104,7 +104,7 @@ TEST_CASE("a batch that cannot be is refused by name") {
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("what a prompt would cost is reported group by group") {
+TEST_CASE("the cost of a prompt is reported group by group") {
   cache_type cache = small_cache();
   const auto prompt = count_up(0, 30);
   CHECK(cache.cost(prompt) == hybrid_cost{.cached_tokens = 0, .groups = {{{0, 0, 8}, {0, 0, 8}, {0, 0, 4}}}});
@@ -122,7 +122,7 @@ TEST_CASE("what a prompt would cost is reported group by group") {
   CHECK(cache.cost({}) == hybrid_cost{});
 }
 
-TEST_CASE("batches, cuts and fences allocate nothing from the heap") {
+TEST_CASE("batches, truncations and fences allocate nothing from the heap") {
   cache_type cache = small_cache(20);
   host_timeline stream;
   random_numbers random(1);

@@ -47,7 +47,7 @@ std::vector<std::uint64_t> cuts(const cache_type& cache, sequence_id sequence) {
 
 }  // namespace
 
-TEST_CASE("a rejected draft is taken back under full attention, a window and a chunk") {
+TEST_CASE("a rejected draft is truncated under full attention, a window and a chunk") {
   const std::array groups{full, local, chunked};
   cache_type cache = cache_of(groups);
   const auto sequence = cache.create().value();
@@ -68,7 +68,7 @@ TEST_CASE("a rejected draft is taken back under full attention, a window and a c
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("blocks that left a window cannot be restored, and the refusal says how far a cut may go") {
+TEST_CASE("blocks that left a window cannot be restored, and the refusal reports the possible lengths") {
   const std::array groups{full, local};
   cache_type cache = cache_of(groups);
   const auto sequence = cache.create().value();
@@ -89,7 +89,7 @@ TEST_CASE("blocks that left a window cannot be restored, and the refusal says ho
   CHECK(cuts(cache, sequence) == std::vector<std::uint64_t>{17});
 }
 
-TEST_CASE("a chunk can be cut to within the present one, and to where any begins") {
+TEST_CASE("a chunked sequence can be truncated to within the present chunk, and to where any chunk begins") {
   const std::array groups{full, chunked};
   cache_type cache = cache_of(groups);
   const auto sequence = cache.create().value();
@@ -104,7 +104,7 @@ TEST_CASE("a chunk can be cut to within the present one, and to where any begins
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("states can be cut to the ends of blocks that the last append filled, and to nothing else") {
+TEST_CASE("states can be truncated to the ends of blocks that the last append filled, and to 0") {
   const std::array groups{full, mamba};
   cache_type cache = cache_of(groups);
   const auto sequence = cache.create().value();
@@ -124,7 +124,7 @@ TEST_CASE("states can be cut to the ends of blocks that the last append filled, 
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("a draft on a fork is taken back regardless of what the groups keep") {
+TEST_CASE("a draft on a fork can be truncated regardless of what the groups keep") {
   const std::array groups{full, local, mamba};
   cache_type cache = cache_of(groups);
   const auto sequence = cache.create().value();
@@ -137,7 +137,7 @@ TEST_CASE("a draft on a fork is taken back regardless of what the groups keep") 
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("cached contents survive a cut into them until the sequence writes there") {
+TEST_CASE("cached contents survive a truncation into them until the sequence writes there") {
   const std::array groups{full, local};
   cache_type cache = cache_of(groups);
   const auto prompt = count_up(0, 12);
@@ -152,7 +152,7 @@ TEST_CASE("cached contents survive a cut into them until the sequence writes the
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("cached contents that another holds stay, and the sequence that was cut into them gets a copy") {
+TEST_CASE("cached contents that another sequence holds stay, and the truncated sequence gets a copy") {
   const std::array groups{full, local};
   cache_type cache = cache_of(groups);
   const auto prompt = count_up(0, 12);
@@ -171,7 +171,7 @@ TEST_CASE("cached contents that another holds stay, and the sequence that was cu
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("a sequence that was cut to nothing is as a new one") {
+TEST_CASE("a sequence truncated to 0 tokens is like a new one") {
   const std::array groups{full, local, chunked, mamba};
   cache_type cache = cache_of(groups);
   const auto prompt = count_up(0, 30);
@@ -184,7 +184,7 @@ TEST_CASE("a sequence that was cut to nothing is as a new one") {
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("a cut past the end, or of no sequence, is refused by name") {
+TEST_CASE("a truncation past the end, or of an invalid sequence, is refused by name") {
   const std::array groups{full};
   cache_type cache = cache_of(groups);
   const auto sequence = cache.create().value();

@@ -34,7 +34,7 @@ cache_type cache_of(std::uint64_t blocks, std::uint64_t max_deferred = unlimited
 
 }  // namespace
 
-TEST_CASE("blocks that leave a window while a kernel reads them return behind its fence") {
+TEST_CASE("blocks that leave a window while a kernel reads them return after its fence") {
   cache_type cache = cache_of(8);
   host_timeline stream;
   const auto sequence = cache.create().value();
@@ -67,7 +67,7 @@ TEST_CASE("blocks that leave a window while a kernel reads them return behind it
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("a sequence that ends behind a fence ends at once, its blocks do not") {
+TEST_CASE("a sequence that ends behind a fence ends at once, and its blocks when the fence passes") {
   cache_type cache = cache_of(8);
   host_timeline stream;
   const auto ended = cache.create().value();
@@ -91,7 +91,7 @@ TEST_CASE("a sequence that ends behind a fence ends at once, its blocks do not")
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("a batch, and a shortage, collect what has passed before they say no") {
+TEST_CASE("batches and shortages collect passed frees before they refuse") {
   const auto tokens = count_up(0, 4);
   for (const bool by_batch : {false, true}) {
     cache_type cache = cache_of(8);
@@ -116,7 +116,7 @@ TEST_CASE("a batch, and a shortage, collect what has passed before they say no")
   }
 }
 
-TEST_CASE("a full queue keeps what could go, and refuses what must") {
+TEST_CASE("with a full queue, optional frees wait and necessary ones are refused") {
   cache_type cache = cache_of(8, 1);
   host_timeline stream;
   const auto sequence = cache.create().value();
@@ -142,7 +142,7 @@ TEST_CASE("a full queue keeps what could go, and refuses what must") {
   CHECK(cache.stats().pages.active_bytes == 0);
 }
 
-TEST_CASE("blocks that are cut off while a kernel reads them return behind its fence") {
+TEST_CASE("truncated blocks that a kernel reads return after its fence") {
   cache_type cache = cache_of(8);
   host_timeline stream;
   const auto sequence = cache.create().value();
@@ -156,8 +156,7 @@ TEST_CASE("blocks that are cut off while a kernel reads them return behind its f
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE(
-    "what a sequence copied from is not its twin's to write before the kernel that reads it has ended") {
+TEST_CASE("a twin cannot write a copy's source before the kernel that reads it has ended") {
   cache_type cache = cache_of(12, 2);
   host_timeline stream;
   const auto one = cache.create().value();

@@ -47,7 +47,7 @@ seen worlds_hold(std::uint64_t count) {
 }  // namespace
 
 TEST_CASE(
-    "every sequence reads what its next token looks at, holds nothing else, and finds the longest hit") {
+    "every sequence reads what its next token attends to, holds nothing else, and finds the longest hit") {
   const seen all = worlds_hold<hybrid_world_traits>(400);
   MESSAGE(all.hits << " hit tokens, " << all.evictions << " evictions, " << all.refused << " refused, "
                    << all.copies << " copies, " << all.released_early << " released early, " << all.cuts
@@ -67,7 +67,7 @@ TEST_CASE(
   CHECK(all.waited > in_worlds(1'000));
 }
 
-TEST_CASE("with a hash that collides all the time no sequence gets another's values in any group") {
+TEST_CASE("with a hash that always collides no sequence gets another's values in any group") {
   const seen all = worlds_hold<weak_hybrid_world_traits>(200);
   CHECK(all.hits > in_worlds(100));
 }

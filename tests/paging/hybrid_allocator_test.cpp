@@ -27,7 +27,7 @@ std::vector<bool> held(const cache_type& cache, sequence_id sequence, std::size_
 
 }  // namespace
 
-TEST_CASE("tables keep their length, with null blocks where nothing is read any longer") {
+TEST_CASE("tables keep their length, with null blocks for tokens that no layer reads any longer") {
   cache_type cache = small_cache();
   const auto sequence = cache.create().value();
   const auto room = cache.append(sequence, count_up(0, 18)).value();
@@ -43,7 +43,7 @@ TEST_CASE("tables keep their length, with null blocks where nothing is read any 
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("a hit is as long as every group can serve, and takes of each what the next token looks at") {
+TEST_CASE("a hit is as long as every group can serve, and takes from each what the next token attends to") {
   cache_type cache = small_cache();
   const auto first = cache.create().value();
   const auto prompt = count_up(0, 30);
@@ -66,7 +66,7 @@ TEST_CASE("a hit is as long as every group can serve, and takes of each what the
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("contexts do not share, regardless of the tokens") {
+TEST_CASE("different contexts share no blocks, regardless of the tokens") {
   cache_type cache = small_cache();
   const auto one = cache.create({.salt = {1, 0}}).value();
   cache.append(one, count_up(0, 16)).value();
@@ -75,7 +75,7 @@ TEST_CASE("contexts do not share, regardless of the tokens") {
   CHECK(cache.cached_tokens(count_up(0, 16), {.salt = {2, 0}}) == 0);
 }
 
-TEST_CASE("twins copy in each group the block that both would write, the state as a whole") {
+TEST_CASE("twins copy in each group the block that both would write, and states completely") {
   cache_type cache = small_cache();
   const auto one = cache.create().value();
   cache.append(one, count_up(0, 10)).value();
@@ -92,7 +92,7 @@ TEST_CASE("twins copy in each group the block that both would write, the state a
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("an append that one group cannot serve changes no group, and says which lacks what") {
+TEST_CASE("an append that one group cannot serve changes no group, and reports which group lacks what") {
   cache_type cache = small_cache(4);
   const auto sequence = cache.create().value();
   cache.append(sequence, count_up(0, 8)).value();  // a page of each
@@ -112,7 +112,7 @@ TEST_CASE("an append that one group cannot serve changes no group, and says whic
   cache.append(sequence, count_up(8, 4)).value();
 }
 
-TEST_CASE("kernels get tables in units, with zeros where nothing is") {
+TEST_CASE("kernels get tables in units, with zeros for missing blocks") {
   cache_type cache = small_cache();
   const auto sequence = cache.create().value();
   cache.append(sequence, count_up(0, 18)).value();

@@ -42,7 +42,7 @@ const std::vector<std::string> sound{};
 
 }  // namespace
 
-TEST_CASE("after a reset no group finds what was before, nor what a running sequence commits later") {
+TEST_CASE("after a reset no group finds earlier contents, nor a running sequence's later commits") {
   cache_type cache = small_cache();
   const auto prompt = count_up(0, 24);
   const sequence_id running = written(cache, std::span(prompt).first(12));
@@ -62,7 +62,7 @@ TEST_CASE("after a reset no group finds what was before, nor what a running sequ
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("an invalid block leaves the cache with all that follows it, in every group, and nothing else") {
+TEST_CASE("an invalid block and its followers leave the cache in every group, and no other block does") {
   cache_type cache = small_cache();
   const auto prompt = count_up(0, 24);
   const auto other = count_up(500, 24);
@@ -91,7 +91,7 @@ TEST_CASE("an invalid block leaves the cache with all that follows it, in every 
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a sequence that read an invalid block before its window left it caches nothing after it") {
+TEST_CASE("a sequence whose window has left an invalid block that it read caches nothing after it") {
   const std::array groups{sliding_window({"w", 1, 16, 4}, 4)};
   cache_type cache({.groups = groups, .budget_bytes = 8192, .page_bytes = 256, .max_sequence_tokens = 64});
   const sequence_id id = written(cache, count_up(0, 8));
@@ -106,7 +106,7 @@ TEST_CASE("a sequence that read an invalid block before its window left it cache
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a prefix that two have computed outlives the one whose blocks were cached") {
+TEST_CASE("a prefix that two sequences computed outlives the one whose blocks were cached") {
   const std::array two{full_attention({"full", 1, 64, 4}), sliding_window({"w", 1, 64, 4}, 12)};
   for (const std::span<const layer_group> groups :
        {std::span(two).first(1), std::span<const layer_group>(two)}) {
@@ -138,7 +138,7 @@ TEST_CASE("a prefix that two have computed outlives the one whose blocks were ca
   }
 }
 
-TEST_CASE("sequences longer than the chain was built for are still cached in windows and states") {
+TEST_CASE("sequences longer than the chain's capacity are still cached in windows and states") {
   const std::array groups{sliding_window({"w", 1, 16, 4}, 8), state_snapshots("s", 1, 64, 4)};
   cache_type cache({.groups = groups,
                     .budget_bytes = 4096,
@@ -155,7 +155,7 @@ TEST_CASE("sequences longer than the chain was built for are still cached in win
   CHECK(cache.cached_tokens(text) == 2000);
 }
 
-TEST_CASE("states inside a step take no memory and are no hits where only its last state is written") {
+TEST_CASE("states inside a step take no memory and give no hits if only its last state is written") {
   const std::array groups{full_attention({"full", 4, 16, 16}),
                           state_snapshots("mamba", 28, 64, 512, snapshot_times::end_of_step)};
   cache_type cache({.groups = groups,
@@ -195,7 +195,7 @@ TEST_CASE("states inside a step take no memory and are no hits where only its la
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a window keeps its sinks in view, holds their blocks and needs them for a hit") {
+TEST_CASE("a window sees its sinks, holds their blocks and needs them for a hit") {
   const std::array groups{sliding_window({"w", 1, 16, 4}, 8, 6)};
   CHECK(groups[0].sink_blocks() == 2);
   cache_type cache({.groups = groups, .budget_bytes = 8192, .page_bytes = 256, .max_sequence_tokens = 400});
@@ -266,7 +266,7 @@ struct logged_traits : hybrid_traits {
 
 }  // namespace
 
-TEST_CASE("an event names a parent only where its group has it, and says where its tokens begin") {
+TEST_CASE("an event names a parent only if its group has it, and reports where its tokens begin") {
   const std::array full_and_window{full_attention({"full", 1, 64, 16}), sliding_window({"w", 1, 64, 8}, 20)};
   const std::array full_and_states{full_attention({"full", 1, 64, 16}), state_snapshots("s", 1, 512, 32)};
   const std::array states_and_window{state_snapshots("s", 1, 512, 32), sliding_window({"w", 1, 64, 8}, 20)};

@@ -75,15 +75,15 @@ std::string reason_of(const std::vector<std::byte>& payload) {
 
 }  // namespace
 
-TEST_CASE("a replay of any calls gives the same outcomes and the same state") {
+TEST_CASE("a replay gives the outcomes and the state of the recorded calls") {
   CHECK(worlds_replay<traced_traits>(300) > 100);
 }
 
-TEST_CASE("with partial reuse, admission and ascending ids too") {
+TEST_CASE("a replay gives those outcomes with partial reuse, admission and ascending ids, too") {
   CHECK(worlds_replay<traced_partial_traits>(150) > 50);
 }
 
-TEST_CASE("cut after any byte, a journal replays to the state at its last whole record") {
+TEST_CASE("a journal cut after any byte replays to the state at its last complete record") {
   std::uint64_t compared = 0;
   for (const auto seed : seeds(12)) {
     CAPTURE(seed);
@@ -115,7 +115,7 @@ TEST_CASE("cut after any byte, a journal replays to the state at its last whole 
   CHECK(compared > 2'000);
 }
 
-TEST_CASE("a journal cut inside its header cannot be read, and says where it ends") {
+TEST_CASE("a journal cut inside its header is unreadable, and the error says where it ends") {
   plain_journal cache({.blocks = 4, .block_tokens = 4}, memory_journal(1000), "lru");
   const auto header = cache.sink().bytes();
   for (std::size_t cut = 0; cut < header.size(); ++cut) {
@@ -129,7 +129,7 @@ TEST_CASE("a journal cut inside its header cannot be read, and says where it end
                        journal_error);
 }
 
-TEST_CASE("no flipped bit goes unseen") {
+TEST_CASE("every flipped bit is detected") {
   journal_world<traced_traits> world(7);
   for (int i = 0; i < 60; ++i)
     world.step();
@@ -152,7 +152,7 @@ TEST_CASE("no flipped bit goes unseen") {
   }
 }
 
-TEST_CASE("a record that is left out, repeated or out of place ends the journal") {
+TEST_CASE("a missing, repeated or misplaced record ends the journal") {
   plain_journal cache({.blocks = 8, .block_tokens = 4}, memory_journal(1000), "lru");
   std::vector<std::size_t> ends{cache.sink().bytes().size()};
   for (int i = 0; i < 3; ++i) {
@@ -176,7 +176,7 @@ TEST_CASE("a record that is left out, repeated or out of place ends the journal"
   CHECK(records_in({0, 0}) == 1);
 }
 
-TEST_CASE("the format is the documented one, to the byte") {
+TEST_CASE("the format is as documented, to the byte") {
   plain_journal cache({.blocks = 4,
                        .block_tokens = 4,
                        .max_sequences = 2,
@@ -204,7 +204,7 @@ TEST_CASE("the format is the documented one, to the byte") {
   CHECK(std::string(text, 8) == "llmmem J");
 }
 
-TEST_CASE("every operation's arguments are written in the format's order, to the byte") {
+TEST_CASE("every operation's arguments are written in the documented order, to the byte") {
   using bytes = std::vector<std::byte>;
   const auto fixed64 = [](int low) { return bytes_of({low, 0, 0, 0, 0, 0, 0, 0}); };
   const auto join = [](std::initializer_list<bytes> parts) {
@@ -359,7 +359,7 @@ TEST_CASE("a replay into another configuration names the first record that diffe
   CHECK(larger.divergence()->message().starts_with("journal: record 4, checkpoint: expected state "));
 }
 
-TEST_CASE("a replay stops where it is asked to") {
+TEST_CASE("a replay stops at the requested record") {
   plain_journal cache({.blocks = 4, .block_tokens = 4}, memory_journal(1000));
   const auto id = cache.create().value();
   cache.append(id, prompt).value();
@@ -393,7 +393,7 @@ TEST_CASE("after a crash the index is restored, without sequences") {
   CHECK(restored.cache().audit().empty());
 }
 
-TEST_CASE("a fence passes in the replay where the journal saw it pass") {
+TEST_CASE("a fence passes in the replay at the record at which the journal saw it pass") {
   host_timeline stream;
   plain_journal cache({.blocks = 4, .block_tokens = 4}, memory_journal(10'000));
   const auto id = cache.create().value();
@@ -410,7 +410,7 @@ TEST_CASE("a fence passes in the replay where the journal saw it pass") {
   }
 }
 
-TEST_CASE("when the sink is full recording ends, and the cache continues") {
+TEST_CASE("recording ends when the sink is full, and the cache continues") {
   plain_journal cache({.blocks = 4, .block_tokens = 4}, memory_journal(100));
   CHECK(cache.recording());
   std::uint64_t served = 0;
@@ -458,7 +458,7 @@ TEST_CASE("a recorded fence does not wait") {
                        argument_error);
 }
 
-TEST_CASE("journaling allocates nothing beyond the sink") {
+TEST_CASE("a journal allocates nothing in addition to its sink") {
   plain_journal cache({.blocks = 64, .block_tokens = 4}, memory_journal(1 << 20));
   std::array<append_result, 1> out{};
   const std::uint64_t before = heap_allocations();
@@ -476,7 +476,7 @@ TEST_CASE("journaling allocates nothing beyond the sink") {
   CHECK(cache.recording());
 }
 
-TEST_CASE("bytes that are no journal are refused with their offset and reason") {
+TEST_CASE("bytes that are not a journal are refused with their offset and reason") {
   CHECK_THROWS_WITH_AS(journal_reader({}),
                        "journal: offset 0: the bytes end here; a journal begins with 8 bytes and a header",
                        journal_error);
@@ -492,7 +492,7 @@ TEST_CASE("bytes that are no journal are refused with their offset and reason") 
   CHECK_THROWS_AS(journal_reader(framed({longer})), journal_error);
 }
 
-TEST_CASE("a record that is not one is refused with its number, its offset and the reason") {
+TEST_CASE("an invalid record is refused with its number, its offset and the reason") {
   const std::uint64_t begin = framed({header_payload({.blocks = 4})}).size() + 1;
   const auto at = [&](std::uint64_t offset, const char* why) {
     return "record 1, offset " + std::to_string(begin + offset) + ": " + why;
@@ -546,7 +546,7 @@ TEST_CASE("records out of any order are a divergence, not a crash") {
             .empty());
 }
 
-TEST_CASE("for any contents of records, a replay ends with a sound cache") {
+TEST_CASE("a replay of any contents of records ends with a sound cache") {
   std::uint64_t replayed_records = 0;
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);

@@ -73,7 +73,7 @@ const paged_options small{.blocks = 14, .block_tokens = 4, .max_sequences = 4, .
 
 }  // namespace
 
-TEST_CASE("what would have been is what is when it is done so") {
+TEST_CASE("a what-if result equals that of the run that it predicts") {
   // Recorded under one policy and asked of another: as if that one had served the requests itself.
   std::uint64_t differing = 0;
   for (const auto seed : seeds(12)) {
@@ -98,7 +98,7 @@ TEST_CASE("what would have been is what is when it is done so") {
   CHECK(differing > 50);
 }
 
-TEST_CASE("another size is answered too, as if it had been that size") {
+TEST_CASE("a what-if with another size equals a recording with that size") {
   for (const auto seed : seeds(8)) {
     CAPTURE(seed);
     for (const bool by_keys : {false, true}) {
@@ -120,7 +120,7 @@ TEST_CASE("another size is answered too, as if it had been that size") {
   }
 }
 
-TEST_CASE("for prompts by keys no policy hits more than MIN, which knows what comes") {
+TEST_CASE("for prompts by keys no policy hits more than MIN, which knows the future") {
   std::uint64_t more = 0;
   for (const auto seed : seeds(10)) {
     CAPTURE(seed);
@@ -138,7 +138,7 @@ TEST_CASE("for prompts by keys no policy hits more than MIN, which knows what co
   CHECK(more > 3);
 }
 
-TEST_CASE("a sequence that finds no blocks is given up and counted, and those after it continue") {
+TEST_CASE("a sequence that finds no blocks is abandoned and counted, and those after it continue") {
   traced_journal cache({.blocks = 8, .block_tokens = 4, .max_sequences = 4}, memory_journal(10'000));
   const std::vector<token_id> prompt{1, 2, 3, 4, 5, 6, 7, 8};
   const auto first = cache.create().value();

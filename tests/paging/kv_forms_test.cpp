@@ -61,7 +61,7 @@ constexpr kv_layout llama{.layers = 32, .heads = 8, .head_dim = 128, .block_toke
 
 }  // namespace
 
-TEST_CASE("the planes of any forms share no byte of a memory and leave none") {
+TEST_CASE("the planes of any forms cover a memory without overlap") {
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -88,7 +88,7 @@ TEST_CASE("the planes of any forms share no byte of a memory and leave none") {
   }
 }
 
-TEST_CASE("what all tokens or heads of a block share is found for each of them") {
+TEST_CASE("parts that all tokens or heads of a block share are found for each of them") {
   constexpr kv_layout layout{.layers = 2,
                              .heads = 3,
                              .head_dim = 4,
@@ -112,7 +112,7 @@ TEST_CASE("what all tokens or heads of a block share is found for each of them")
   CHECK(keys.offset(1, 2, 7, 2) == keys.offset(1, 2, 7, 0));
 }
 
-TEST_CASE("values go round through every pair of orders") {
+TEST_CASE("values survive a round trip through every pair of orders") {
   constexpr std::array shapes{
       kv_layout{.layers = 2, .heads = 3, .head_dim = 4, .value_dim = 2, .block_tokens = 4},
       kv_layout{.layers = 2, .heads = 1, .head_dim = 4, .block_tokens = 2, .has_values = false},
@@ -183,7 +183,7 @@ TEST_CASE("any forms are copied between any orders and places, and nothing else 
   }
 }
 
-TEST_CASE("records of today's engines are where those engines put them") {
+TEST_CASE("records of current engines are where those engines put them") {
   // vLLM: fp8 with a scale for each token and head right behind its values, K and V joined.
   constexpr kv_layout fp8{.layers = 1,
                           .heads = 8,
@@ -259,7 +259,7 @@ TEST_CASE("records of today's engines are where those engines put them") {
   CHECK(at(nvfp4_mla, plane_role::key_scale, 1) == 352 + 320);
 }
 
-TEST_CASE("each form and part has a fingerprint of its own, and places change that of the contents nowhere") {
+TEST_CASE("each form and part has its own fingerprint; places leave the contents' fingerprint unchanged") {
   std::vector<kv_layout> all;
   const auto add = [&](auto change) {
     kv_layout out = llama;
@@ -314,7 +314,7 @@ TEST_CASE("each form and part has a fingerprint of its own, and places change th
   }
 }
 
-TEST_CASE("fields that say nothing change no fingerprint") {
+TEST_CASE("unused fields change no fingerprint") {
   kv_layout said = llama;
   said.value_element = llama.element;
   said.key_scales = {.element = dtype::f16, .run = 4, .numbers = 2, .place = scale_place::separate};
@@ -327,7 +327,7 @@ TEST_CASE("fields that say nothing change no fingerprint") {
   CHECK(check_contents(said, llama, "").has_value());
 }
 
-TEST_CASE("ranks that hold the same heads hold the same contents, and all others do not") {
+TEST_CASE("ranks with the same heads have the same contents, and all others do not") {
   const auto of_rank = [](std::uint32_t rank, std::uint32_t size, std::uint32_t heads_of_model) {
     kv_layout out = llama;
     out.heads = std::max(heads_of_model / size, 1U);
@@ -345,7 +345,7 @@ TEST_CASE("ranks that hold the same heads hold the same contents, and all others
   CHECK(of_rank(0, 1, 8) == llama.content_fingerprint());
 }
 
-TEST_CASE("a context-parallel rank holds the tokens that the rule deals to it") {
+TEST_CASE("a context-parallel rank holds the tokens that the rule assigns to it") {
   for (std::uint32_t size = 1; size <= 4; ++size) {
     for (const std::uint32_t interleave : {1U, 2U, 3U, 8U}) {
       CAPTURE(size);
@@ -369,7 +369,7 @@ TEST_CASE("a context-parallel rank holds the tokens that the rule deals to it") 
   CHECK(layout.checked().virtual_block_tokens() == 64);
 }
 
-TEST_CASE("forms and parts that cannot be are refused") {
+TEST_CASE("impossible forms and parts are refused") {
   const auto text_of = [](auto change) {
     kv_layout out = llama;
     change(out);
@@ -435,7 +435,7 @@ TEST_CASE("forms and parts that cannot be are refused") {
   CHECK_THROWS_AS(static_cast<void>(large.checked()), length_error);
 }
 
-TEST_CASE("contents that differ are refused with the name of the field") {
+TEST_CASE("different contents are refused with the name of the field") {
   const auto text_of = [](auto change) {
     kv_layout theirs = llama;
     change(theirs);

@@ -91,7 +91,7 @@ static_assert(mla.block_bytes() == 61ULL * 576 * 64 * 2);
 
 }  // namespace
 
-TEST_CASE("strides put each vector where the names of the orders say") {
+TEST_CASE("strides place each vector where the names of the orders say") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -114,7 +114,7 @@ TEST_CASE("strides put each vector where the names of the orders say") {
   }
 }
 
-TEST_CASE("a block is made of as many pieces as its layout says, and neighbours are side by side in each") {
+TEST_CASE("a block has as many pieces as its layout says, and neighbours are adjacent in each") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -141,8 +141,7 @@ TEST_CASE("a block is made of as many pieces as its layout says, and neighbours 
   }
 }
 
-TEST_CASE(
-    "blocks are copied between any two orders, as many tokens as are asked, and nothing else is written") {
+TEST_CASE("the requested tokens of a block are copied between any two orders, and nothing else is written") {
   for (const auto seed : seeds(400)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -176,7 +175,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("planes in several allocations hold what one allocation does") {
+TEST_CASE("planes in several allocations hold the same as in one allocation") {
   std::uint64_t moved = 0;
   for (const auto seed : llmmem_tests::seeds(200)) {
     CAPTURE(seed);
@@ -208,7 +207,7 @@ TEST_CASE("planes in several allocations hold what one allocation does") {
   CHECK(moved > 100);
 }
 
-TEST_CASE("a plane begins where the table says, or where the strides do") {
+TEST_CASE("a plane begins where the table says, otherwise where the strides do") {
   const kv_layout layout{.layers = 3, .heads = 2, .head_dim = 4, .order = block_order::layer_first};
   std::vector<std::byte> bytes(layout.total_bytes(5));
   std::array<std::byte*, 6> table{};
@@ -228,7 +227,8 @@ TEST_CASE("a plane begins where the table says, or where the strides do") {
   }
 }
 
-TEST_CASE("any difference changes the fingerprint, and a difference of order keeps that of the contents") {
+TEST_CASE(
+    "any difference changes the fingerprint, and a difference of order keeps the contents' fingerprint") {
   std::vector<kv_layout> contents(10, llama);
   contents[1].layers = 33;
   contents[2].heads = 4;
@@ -263,7 +263,7 @@ TEST_CASE("any difference changes the fingerprint, and a difference of order kee
   CHECK(keys_alone.content_fingerprint() == contents[6].content_fingerprint());
 }
 
-TEST_CASE("fingerprints are what they were when the first data was stored") {
+TEST_CASE("fingerprints have not changed since the first data was stored") {
   CHECK(llama.fingerprint() == 16'463'231'453'443'522'407U);
   CHECK(llama.content_fingerprint() == 10'809'706'092'779'207'337U);
   CHECK(mla.fingerprint() == 13'048'386'617'486'644'335U);
@@ -304,7 +304,7 @@ TEST_CASE("fingerprints are what they were when the first data was stored") {
   }
 }
 
-TEST_CASE("dimensions that make no layout are refused") {
+TEST_CASE("impossible dimensions are refused") {
   const auto changed = [](auto change) {
     kv_layout out = llama;
     change(out);
@@ -324,7 +324,7 @@ TEST_CASE("dimensions that make no layout are refused") {
   CHECK_NOTHROW(llama.checked());
 }
 
-TEST_CASE("numbers that no element and no order has are refused") {
+TEST_CASE("unknown numbers of elements and orders are refused") {
   kv_layout out = llama;
   out.element = static_cast<dtype>(200);
   CHECK_THROWS_WITH_AS(out.checked(),

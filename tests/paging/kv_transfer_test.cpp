@@ -30,8 +30,7 @@ constexpr kv_layout shape{.layers = 2, .heads = 2, .head_dim = 3, .block_tokens 
 
 }  // namespace
 
-TEST_CASE(
-    "a sequence goes over the wire bit for bit, between any orders and sizes, and is found there by others") {
+TEST_CASE("a sequence is sent bit for bit between any orders and sizes, and other sequences find it there") {
   for (const auto seed : seeds(150)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -69,7 +68,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a stream with any bit wrong, or cut anywhere, is refused and leaves nothing behind") {
+TEST_CASE("a stream with any wrong bit, or cut anywhere, is refused and leaves nothing behind") {
   side<> prefill({.blocks = 8, .block_tokens = 4}, shape);
   const auto tokens = prompt(10);
   wire line;
@@ -104,7 +103,7 @@ TEST_CASE("a stream with any bit wrong, or cut anywhere, is refused and leaves n
   CHECK(import_sequence(decode.cache, decode.memory(), line.source()));
 }
 
-TEST_CASE("other contents are refused by their fingerprint, however alike they look") {
+TEST_CASE("other contents are refused by their fingerprint, even if they look alike") {
   side<> prefill({.blocks = 8, .block_tokens = 4}, shape);
   const auto tokens = prompt(8);
   wire line;
@@ -125,7 +124,7 @@ TEST_CASE("other contents are refused by their fingerprint, however alike they l
   CHECK(decode.cache.stats().free_blocks == 8);
 }
 
-TEST_CASE("any forms and any rank's part go over the wire, between any orders and places") {
+TEST_CASE("any form and any rank's part is sent between any orders and places") {
   std::uint64_t parts = 0;
   for (const auto seed : seeds(150)) {
     CAPTURE(seed);
@@ -160,7 +159,7 @@ TEST_CASE("any forms and any rank's part go over the wire, between any orders an
   CHECK(parts > 30);
 }
 
-TEST_CASE("layouts that older versions know go over the wire as those wrote them") {
+TEST_CASE("layouts that older versions know are sent as those versions wrote them") {
   side<> prefill({.blocks = 8, .block_tokens = 4}, shape);
   const auto tokens = prompt(10);
   wire line;
@@ -173,7 +172,7 @@ TEST_CASE("layouts that older versions know go over the wire as those wrote them
   CHECK(sum == 13'053'639'034'054'410'929U);
 }
 
-TEST_CASE("a stream with a layout's record is refused with any bit wrong, and leaves nothing behind") {
+TEST_CASE("a stream with a layout's record and any wrong bit is refused and leaves nothing behind") {
   kv_layout layout = shape;
   layout.key_scales.group = llmmem::paging::scale_group::vector;
   layout.part = {.cp_rank = 1, .cp_size = 2};
@@ -252,7 +251,7 @@ TEST_CASE("another rank's part and another form are refused with the name of the
             " here: different shape, element type, block size or model; nothing was copied");
 }
 
-TEST_CASE("a record that is not that of the stream's contents is damage") {
+TEST_CASE("a record that does not describe the stream's contents is damage") {
   kv_layout layout = shape;
   layout.part.tp_size = 2;
   kv_layout other = layout;
@@ -272,7 +271,7 @@ TEST_CASE("a record that is not that of the stream's contents is damage") {
   }
 }
 
-TEST_CASE("a stream goes to a cache of its epoch alone") {
+TEST_CASE("a stream is accepted only by a cache of its epoch") {
   side<> prefill({.blocks = 8, .block_tokens = 4}, shape);
   side<> decode({.blocks = 8, .block_tokens = 4, .name = "kv"}, shape);
   const auto tokens = prompt(10);
@@ -302,7 +301,7 @@ TEST_CASE("a stream goes to a cache of its epoch alone") {
   CHECK(old.bytes == line.bytes);
 }
 
-TEST_CASE("a sequence that is not what its prefix has is not sent") {
+TEST_CASE("a sequence that differs from its prefix is not sent") {
   side<> prefill({.blocks = 8, .block_tokens = 4, .name = "kv"}, shape);
   const auto tokens = prompt(10);
   const sequence_id sent = prefill.write(tokens, {});
@@ -314,7 +313,8 @@ TEST_CASE("a sequence that is not what its prefix has is not sent") {
   CHECK(line.bytes.empty());
 }
 
-TEST_CASE("a memory whose blocks hold other tokens than the cache's is refused on either side") {
+TEST_CASE(
+    "a memory whose blocks hold a different number of tokens than the cache's is refused on either side") {
   kv_layout other = shape;
   other.block_tokens = 8;
   side<> prefill({.blocks = 8, .block_tokens = 4, .name = "prefill"}, shape);
@@ -377,7 +377,7 @@ TEST_CASE("what does not fit is refused, with the reason") {
   CHECK(decode.cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("an import takes nothing from the cache for a stream that it refuses") {
+TEST_CASE("an import takes no blocks for a stream that it refuses") {
   struct stealing_traits : paged_traits {
     using partial = steal_partial_blocks;
   };
@@ -407,7 +407,7 @@ TEST_CASE("an import writes no block that others share") {
   decode.each_byte(there, prompt(4), [](std::byte& at, std::byte) { REQUIRE(at == std::byte{0x77}); });
 }
 
-TEST_CASE("where beginnings of blocks are lent, an import brings those blocks whole") {
+TEST_CASE("if beginnings of blocks are reused, an import brings those blocks completely") {
   struct copying_traits : paged_traits {
     using partial = copy_partial_blocks;
   };
@@ -425,7 +425,7 @@ TEST_CASE("where beginnings of blocks are lent, an import brings those blocks wh
   CHECK(decode.holds(received->sequence, tokens));
 }
 
-TEST_CASE("memory that is not there is reported, and nothing is sent or taken") {
+TEST_CASE("missing memory is reported, and nothing is sent or taken") {
   side<> prefill({.blocks = 8, .block_tokens = 4}, shape);
   side<> decode({.blocks = 8, .block_tokens = 4}, shape);
   const auto tokens = prompt(8);

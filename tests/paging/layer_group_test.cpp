@@ -26,7 +26,7 @@ layer_group random_group(random_numbers& random) {
 
 }  // namespace
 
-TEST_CASE("what is skipped, dead and live is what the next token looks at, token by token") {
+TEST_CASE("skipped, dead and live tokens are those that the next token's attention implies, token by token") {
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -58,7 +58,7 @@ TEST_CASE("a window of w tokens holds the token itself and w - 1 before it") {
   CHECK(blocks.dead_blocks(7) == 1);
 }
 
-TEST_CASE("a chunk forgets all before it at its first token") {
+TEST_CASE("a chunk forgets all earlier tokens at its first token") {
   const layer_group group = chunked_local({"chunked", 1, 1, 4}, 8);
   CHECK(group.skipped_tokens(7) == 0);
   CHECK(group.skipped_tokens(8) == 8);
@@ -66,7 +66,7 @@ TEST_CASE("a chunk forgets all before it at its first token") {
   CHECK(group.hit_blocks(12) == block_range{2, 3});
 }
 
-TEST_CASE("of states only the last is looked at, and a hit ends where one was kept") {
+TEST_CASE("only the last state is used, and a hit ends where one was kept") {
   const layer_group group = state_snapshots("mamba", 2, 300, 8);
   CHECK(group.block_bytes == 600);
   CHECK(group.live_blocks(8) == block_range{0, 1});
@@ -77,7 +77,7 @@ TEST_CASE("of states only the last is looked at, and a hit ends where one was ke
   CHECK(group.hit_blocks(16) == block_range{1, 2});
 }
 
-TEST_CASE("a sequence can be cut to where the next token still finds what it looks at") {
+TEST_CASE("a sequence can be truncated to where the next token still finds what it attends to") {
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -106,7 +106,7 @@ TEST_CASE("block bytes follow from layers, tokens and the model's shape") {
   static_assert(sliding_window({"local", 1, 2, 3}, 4).block_bytes == 6);
 }
 
-TEST_CASE("a group that no model has is refused with its name") {
+TEST_CASE("an impossible group is refused with its name") {
   CHECK_THROWS_WITH_AS(full_attention({"full", 1, 1, 0}).validate(),
                        "layer_group full: block_tokens is 0; a block holds at least 1 token", argument_error);
   CHECK_THROWS_WITH_AS(full_attention({"full", 0, 1, 16}).validate(),

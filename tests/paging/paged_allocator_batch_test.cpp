@@ -39,7 +39,7 @@ struct preemptor {
 
 }  // namespace
 
-TEST_CASE("of sequences that share their last block a batch counts a copy for all but the last to hold it") {
+TEST_CASE("if sequences share their last block, a batch counts a copy for all but the last holder") {
   for (const std::uint64_t spare : {2U, 3U}) {
     CAPTURE(spare);
     paged_allocator<> cache({.blocks = 1 + spare, .block_tokens = 4});
@@ -73,7 +73,7 @@ TEST_CASE("of sequences that share their last block a batch counts a copy for al
   }
 }
 
-TEST_CASE("a batch keeps a watermark, and names all it needs when it cannot") {
+TEST_CASE("a batch keeps a watermark, and reports its whole need if it is refused") {
   paged_allocator<> cache({.blocks = 6, .block_tokens = 4, .name = "kv"});
   const std::array<llmmem::paging::growth, 2> batch{
       paging::growth{.sequence = cache.create().value(), .unknown_tokens = 9},
@@ -88,7 +88,7 @@ TEST_CASE("a batch keeps a watermark, and names all it needs when it cannot") {
   CHECK(cache.tokens(batch[0].sequence) == 9);
 }
 
-TEST_CASE("a batch with a bad entry changes nothing and says which") {
+TEST_CASE("a batch with a bad entry changes nothing and names the entry") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4, .max_sequence_tokens = 12, .name = "kv"});
   const sequence_id one = cache.create().value();
   const sequence_id two = cache.create().value();
@@ -126,7 +126,7 @@ TEST_CASE("a batch mixes known and unknown tokens") {
   CHECK(cache.cached_tokens(told) == 8);
 }
 
-TEST_CASE("before it refuses, the allocator asks for relief, and looks again while that brings blocks") {
+TEST_CASE("before a refusal, the allocator asks for relief as long as that brings blocks") {
   preemptor relief;
   paged_allocator<> cache({.blocks = 4,
                            .block_tokens = 4,
@@ -145,20 +145,20 @@ TEST_CASE("before it refuses, the allocator asks for relief, and looks again whi
   CHECK(relief.asked[1].available == 2);
   CHECK(relief.victims.size() == 1);
 
-  SUBCASE("a batch asks too") {
+  SUBCASE("a batch also asks for relief") {
     const std::array<llmmem::paging::growth, 1> batch{
         paging::growth{.sequence = wanting, .unknown_tokens = 4}};
     std::array<append_result, 1> out{};
     REQUIRE(cache.append_batch(batch, out));
     CHECK(relief.victims.empty());
   }
-  SUBCASE("relief that brings nothing is not believed") {
+  SUBCASE("relief that brings no blocks ends the requests for it") {
     relief.victims.clear();
     relief.claims_more = true;
     CHECK(cache.extend(wanting, 4).code() == errc::out_of_blocks);
     CHECK(relief.asked.size() == 3);
   }
-  SUBCASE("relief may take the very sequence that asked") {
+  SUBCASE("relief may take the sequence that asked") {
     relief.victims = {wanting};
     CHECK(cache.extend(wanting, 4).code() == errc::stale_handle);
     CHECK(cache.audit() == std::vector<std::string>{});
@@ -175,7 +175,7 @@ TEST_CASE("before it refuses, the allocator asks for relief, and looks again whi
   }
 }
 
-TEST_CASE("low blocks are reported once each time they fall below the line") {
+TEST_CASE("low blocks are reported once for each fall below the line") {
   preemptor relief;
   paged_allocator<> cache(
       {.blocks = 8, .block_tokens = 4, .pressure = {.call = &preemptor::call, .context = &relief, .low = 4}});
@@ -245,7 +245,7 @@ struct forker {
 
 }  // namespace
 
-TEST_CASE("the low notice comes when the operation is done, so that its receiver may use the sequence") {
+TEST_CASE("the low notice follows the operation, so its receiver may use the sequence") {
   forker told;
   paged_allocator<> cache(
       {.blocks = 4, .block_tokens = 4, .pressure = {.call = &forker::call, .context = &told, .low = 3}});
@@ -259,7 +259,7 @@ TEST_CASE("the low notice comes when the operation is done, so that its receiver
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("relief that removes the reason to copy is relief") {
+TEST_CASE("relief that removes the need for a copy suffices") {
   preemptor relief;
   paged_allocator<> cache(
       {.blocks = 1, .block_tokens = 4, .pressure = {.call = &preemptor::call, .context = &relief}});
@@ -279,7 +279,7 @@ TEST_CASE("relief that removes the reason to copy is relief") {
   CHECK(relief.victims.empty());
 }
 
-TEST_CASE("the cost of a prompt is what it then takes") {
+TEST_CASE("the cost of a prompt is the number of blocks that it then takes") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const auto prompt = tokens(18);
   CHECK(cache.cost(prompt) == prompt_cost{.new_blocks = 5});
@@ -318,7 +318,7 @@ TEST_CASE("an allocator grows and shrinks while sequences live") {
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("a sequence whose blocks retired for a while is cached whole again, head first") {
+TEST_CASE("a sequence whose blocks retired for a while is cached completely again, head first") {
   paged_allocator<ascending_traits> cache({.blocks = 4, .block_capacity = 8, .block_tokens = 4});
   // Its table: block 1, then one above the later end, then blocks below it.
   const sequence_id first = cache.create().value();

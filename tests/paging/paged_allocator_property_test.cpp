@@ -61,24 +61,23 @@ TEST_CASE(
   CHECK(hits.removed > in_worlds(300));
 }
 
-TEST_CASE("where keys from outside name each block alone every sequence reads back its own values") {
+TEST_CASE("with external keys that name single blocks, every sequence reads back its own values") {
   const hit_blocks hits = worlds_hold<alone_world_traits>(150);
   CHECK(hits.by_key > in_worlds(300));
 }
 
-TEST_CASE(
-    "with a hash that collides all the time no sequence gets another's values, and sharing still happens") {
+TEST_CASE("with a hash that always collides no sequence gets another's values, and blocks are still shared") {
   const hit_blocks hits = worlds_hold<weak_world_traits>(250);
   CHECK(hits.all - hits.by_key > in_worlds(500));
 }
 
-TEST_CASE("with a trusted hash every sequence reads back its own values too") {
+TEST_CASE("with a trusted hash every sequence also reads back its own values") {
   const hit_blocks hits = worlds_hold<trusting_world_traits>(250);
   CHECK(hits.all > in_worlds(4'000));
   CHECK(hits.by_key > in_worlds(700));
 }
 
-TEST_CASE("sequences that share the beginnings of blocks, copied, read back their own values") {
+TEST_CASE("sequences that copy the beginnings of blocks read back their own values") {
   const hit_blocks hits = worlds_hold<copying_world_traits>(250);
   CHECK(hits.beginnings > in_worlds(800));
   CHECK(hits.stolen == 0);
@@ -90,7 +89,7 @@ TEST_CASE("sequences that take over the beginnings of idle blocks read back thei
   CHECK(hits.stolen > in_worlds(100));
 }
 
-TEST_CASE("where only what is written twice is cached every sequence reads back its own values") {
+TEST_CASE("if only contents written twice are cached, every sequence reads back its own values") {
   const hit_blocks hits = worlds_hold<choosy_world_traits>(250);
   CHECK(hits.all > in_worlds(500));
   CHECK(hits.refused > in_worlds(1'000));

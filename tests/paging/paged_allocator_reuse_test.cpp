@@ -90,8 +90,7 @@ TEST_CASE("the longest beginning of a cached block is copied") {
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE(
-    "a block that no sequence uses is taken over; one in use, or with blocks that follow it, is copied") {
+TEST_CASE("an unused block is taken over; one in use, or with followers, is copied") {
   paged_allocator<stealing_traits> cache({.blocks = 16, .block_tokens = 4});
   const auto one = tokens(8);
   const sequence_id first = write(cache, one);
@@ -120,7 +119,7 @@ TEST_CASE(
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("without a block to copy into there is no beginning, and the source stays cached") {
+TEST_CASE("without a block for the copy no beginning is reused, and the source stays cached") {
   paged_allocator<copying_traits> cache({.blocks = 2, .block_tokens = 4});
   const sequence_id first = write(cache, tokens(8));
   auto two = tokens(8);
@@ -143,7 +142,7 @@ TEST_CASE("the beginning of a block is not shared across tenants") {
   CHECK(cache.match(same, std::span<const token_id>(tokens(3))).value().tokens == 3);
 }
 
-TEST_CASE("no beginning is taken of a block that is cached for fewer tokens than it holds") {
+TEST_CASE("no beginning is reused of a block that is cached for fewer tokens than it holds") {
   paged_allocator<copying_traits> cache({.blocks = 8, .block_tokens = 4});
   const std::vector<block_key> keys{key_from_id(77)};
   const sequence_id one = cache.create().value();
@@ -158,7 +157,7 @@ TEST_CASE("no beginning is taken of a block that is cached for fewer tokens than
   CHECK(cache.match(other, tokens(4)).value().tokens == 0);
 }
 
-TEST_CASE("where beginnings are shared, no more blocks are hit than were asked for") {
+TEST_CASE("if beginnings are shared, at most the requested blocks are hit") {
   paged_allocator<copying_traits> cache({.blocks = 8, .block_tokens = 4});
   REQUIRE(cache.release(write(cache, tokens(4))));
   const sequence_id other = cache.create().value();
@@ -167,7 +166,7 @@ TEST_CASE("where beginnings are shared, no more blocks are hit than were asked f
   CHECK(cache.stats().requested_blocks == 2);  // by the writer, which found none, and by this one
 }
 
-TEST_CASE("own blocks are replaced by equal cached ones, at once or behind a fence") {
+TEST_CASE("equal cached blocks replace own ones, at once or behind a fence") {
   paged_allocator<> cache({.blocks = 16, .block_tokens = 4});
   host_timeline stream;
   const auto prompt = tokens(10);
@@ -198,7 +197,7 @@ TEST_CASE("own blocks are replaced by equal cached ones, at once or behind a fen
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("duplicates for which the deferred frees have no space stay where they are") {
+TEST_CASE("duplicates without space among the deferred frees stay in place") {
   paged_allocator<> cache({.blocks = 16, .block_tokens = 4, .max_deferred = 1, .name = "kv"});
   const auto prompt = tokens(8);
   const sequence_id one = cache.create().value();
@@ -213,7 +212,7 @@ TEST_CASE("duplicates for which the deferred frees have no space stay where they
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("a giving back that is refused leaves no more idle blocks than allowed") {
+TEST_CASE("a refused release leaves at most the allowed number of idle blocks") {
   paged_allocator<> cache({.blocks = 16, .block_tokens = 1, .max_idle_blocks = 1, .max_deferred = 1});
   host_timeline stream;
   const sequence_id one = write(cache, tokens(2));
@@ -231,7 +230,7 @@ TEST_CASE("a giving back that is refused leaves no more idle blocks than allowed
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("a fork that is kept pins what it holds") {
+TEST_CASE("a kept fork pins its blocks") {
   paged_allocator<> cache({.blocks = 4, .block_tokens = 4});
   const sequence_id system_prompt = write(cache, tokens(8));
   const sequence_id request = cache.fork(system_prompt).value();
@@ -282,7 +281,7 @@ TEST_CASE("policies receive contents, places, sessions, costs and worth") {
   CHECK(told.at(next).keep == retention{});
 }
 
-TEST_CASE("of the retained ranges, a sequence remembers the last four, and a later one wins") {
+TEST_CASE("a sequence remembers the last four retained ranges, of which a later one wins") {
   paged_allocator<recording_traits> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id one = cache.create().value();
   for (std::uint8_t i = 0; i < 5; ++i)
@@ -315,7 +314,7 @@ TEST_CASE("hints about contents that are already cached in another block apply t
   CHECK(priority(1) == 70);
 }
 
-TEST_CASE("a retention of a block of which only a part is committed applies to it at once") {
+TEST_CASE("a retention of a partly committed block applies to it at once") {
   paged_allocator<recording_traits> cache({.blocks = 8, .block_tokens = 4});
   const std::vector<block_key> keys{key_from_id(1), key_from_id(2)};
   const sequence_id one = cache.create().value();
@@ -336,7 +335,7 @@ TEST_CASE("a priority above 100 and a range without tokens are refused") {
   CHECK(cache.retain({}, {}, {}).code() == errc::null_handle);
 }
 
-TEST_CASE("what is written for the second time is cached, whole prompts at once") {
+TEST_CASE("contents written for the second time are cached, complete prompts at once") {
   paged_allocator<twice_traits> cache({.blocks = 32, .block_tokens = 4});
   const auto prompt = tokens(12);
   REQUIRE(cache.release(write(cache, prompt)));
@@ -357,7 +356,7 @@ TEST_CASE("what is written for the second time is cached, whole prompts at once"
   CHECK(cache.cached_tokens(other) == 12);
 }
 
-TEST_CASE("what is written in the place of refused tokens is asked for again") {
+TEST_CASE("contents written in place of refused tokens are judged again") {
   paged_allocator<twice_traits> cache({.blocks = 32, .block_tokens = 4});
   const auto known = tokens(12);
   REQUIRE(cache.release(write(cache, known)));  // seen once
@@ -374,7 +373,7 @@ TEST_CASE("what is written in the place of refused tokens is asked for again") {
   CHECK(cache.audit() == std::vector<std::string>{});
 }
 
-TEST_CASE("a cut after refused contents does not count as a second write") {
+TEST_CASE("a truncation after refused contents does not count as a second write") {
   paged_allocator<twice_traits> cache({.blocks = 64, .block_tokens = 4});
   const sequence_id one = cache.create().value();
   REQUIRE(cache.append(one, tokens(40)));

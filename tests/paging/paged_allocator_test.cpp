@@ -45,7 +45,7 @@ const std::vector<std::string> sound{};
 
 }  // namespace
 
-TEST_CASE("a sequence takes blocks as it grows and gives them back") {
+TEST_CASE("a sequence takes blocks as it grows and returns them") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id sequence = cache.create().value();
   CHECK(cache.blocks(sequence).empty());
@@ -63,7 +63,7 @@ TEST_CASE("a sequence takes blocks as it grows and gives them back") {
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("appending nothing changes nothing") {
+TEST_CASE("an empty append changes nothing") {
   paged_allocator<> cache({.blocks = 1, .block_tokens = 4});
   const sequence_id sequence = cache.create().value();
   CHECK(cache.append(sequence, {}).value().new_blocks == 0);
@@ -72,7 +72,7 @@ TEST_CASE("appending nothing changes nothing") {
   CHECK(cache.commit(sequence).value() == 1);  // extend(0) did not make the tokens unknown
 }
 
-TEST_CASE("what is not committed is not found") {
+TEST_CASE("uncommitted contents are not found") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id writer = cache.create().value();
   REQUIRE(cache.append(writer, counting(0, 9)));
@@ -84,7 +84,7 @@ TEST_CASE("what is not committed is not found") {
   CHECK(cache.commit(writer).value() == 0);
 }
 
-TEST_CASE("an engine that is a step ahead commits what has been written, and no more") {
+TEST_CASE("an engine that is a step ahead commits only what has been written") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4, .name = "kv"});
   const sequence_id sequence = cache.create().value();
   REQUIRE(cache.append(sequence, counting(0, 4)));
@@ -115,7 +115,7 @@ TEST_CASE("released prefixes outlive their sequence, and are evicted tail first"
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a fork shares every block until one side writes, and the writer learns what to copy") {
+TEST_CASE("a fork shares every block until one side writes, and the writer learns what it must copy") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id parent = cache.create().value();
   REQUIRE(cache.append(parent, counting(0, 6)));
@@ -135,7 +135,7 @@ TEST_CASE("a fork shares every block until one side writes, and the writer learn
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a copy and new blocks come in one step, or none does") {
+TEST_CASE("an append gets a copy and new blocks together, or none") {
   paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .name = "kv"});
   const sequence_id parent = cache.create().value();
   REQUIRE(cache.append(parent, counting(0, 6)));
@@ -175,7 +175,7 @@ TEST_CASE("both twins can commit, and their contents are cached once") {
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("speculation is rolled back by truncating, and the chain continues from there") {
+TEST_CASE("a truncation rolls back speculation, and the chain continues from there") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id sequence = written(cache, counting(0, 6));
   REQUIRE(cache.append(sequence, counting(50, 5)));
@@ -187,7 +187,7 @@ TEST_CASE("speculation is rolled back by truncating, and the chain continues fro
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a sequence of unknown tokens that is cut back to known ones caches again") {
+TEST_CASE("a sequence of unknown tokens caches again after a truncation to known ones") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id sequence = cache.create().value();
   REQUIRE(cache.append(sequence, counting(0, 4)));
@@ -203,7 +203,7 @@ TEST_CASE("a sequence of unknown tokens that is cut back to known ones caches ag
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("writing into cached contents that no other sequence shares takes them out of the cache first") {
+TEST_CASE("a write to cached contents of a single sequence first removes them from the cache") {
   for (const std::uint64_t keep : {5U, 6U, 7U}) {
     CAPTURE(keep);
     paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
@@ -223,7 +223,7 @@ TEST_CASE("writing into cached contents that no other sequence shares takes them
   }
 }
 
-TEST_CASE("writing into cached contents that another sequence shares copies") {
+TEST_CASE("a write to cached contents that another sequence shares copies them") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id sequence = written(cache, counting(0, 8));
   const sequence_id other = written(cache, counting(0, 8));
@@ -247,7 +247,7 @@ TEST_CASE("different salts, adapters or engine keys never share") {
   CHECK(cache.stats().registrations == 5);
 }
 
-TEST_CASE("different contexts never share by keys either") {
+TEST_CASE("different contexts never share, also by keys") {
   paged_allocator<> cache({.blocks = 16, .block_tokens = 4});
   const std::array keys{key_from_id(1)};
   const keyed_blocks prompt{.keys = keys, .tokens = 3};
@@ -288,7 +288,7 @@ struct constant_trusting_traits : constant_traits {
 
 }  // namespace
 
-TEST_CASE("a collision is no hit: the newest contents keep the key, and no sequence gets another's") {
+TEST_CASE("a collision is a miss: the newest contents keep the key, and no sequence gets another's") {
   paged_allocator<constant_traits> cache({.blocks = 8, .block_tokens = 4});
   const sequence_id mine = written(cache, counting(0, 4));
   CHECK(cache.cached_tokens(counting(0, 4)) == 4);
@@ -312,7 +312,7 @@ TEST_CASE("without verification the same collision would hand out another's bloc
   CHECK(cache.cached_tokens(counting(1, 4)) == 4);
 }
 
-TEST_CASE("equal tokens after a different prefix are not a hit, even when the keys collide") {
+TEST_CASE("equal tokens after a different prefix are a miss, even if the keys collide") {
   paged_allocator<constant_traits> cache({.blocks = 8, .block_tokens = 2});
   written(cache, {1, 1});
   CHECK(cache.cached_tokens(std::vector<token_id>{1, 1, 1, 1}) ==
@@ -320,7 +320,7 @@ TEST_CASE("equal tokens after a different prefix are not a hit, even when the ke
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a child of a parent that was evicted and computed again is cached again") {
+TEST_CASE("a child whose parent was evicted and computed again is cached again") {
   struct lfu_traits : paged_traits {
     using eviction = any_eviction;
   };
@@ -358,8 +358,8 @@ struct trusting_traits : paged_traits {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("a prefix stays found while somebody holds it, though its cached twin was evicted", Traits,
-                   paged_traits, trusting_traits) {
+TEST_CASE_TEMPLATE("a held prefix is found even if its cached twin was evicted", Traits, paged_traits,
+                   trusting_traits) {
   paged_allocator<Traits> cache({.blocks = 5, .block_tokens = 2});
   const sequence_id late = cache.create().value();
   REQUIRE(cache.append(late, counting(0, 2)));  // computed beside the other, before that was committed
@@ -378,7 +378,7 @@ TEST_CASE_TEMPLATE("a prefix stays found while somebody holds it, though its cac
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a fork's commit caches blocks again that lost their place with the contents before them") {
+TEST_CASE("a fork's commit caches blocks again whose predecessors were evicted") {
   paged_allocator<> cache({.blocks = 5, .block_tokens = 2});
   const sequence_id late = cache.create().value();
   REQUIRE(cache.append(late, counting(0, 4)));
@@ -393,7 +393,7 @@ TEST_CASE("a fork's commit caches blocks again that lost their place with the co
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("blocks behind a fence return when it has passed, or when an allocation needs them") {
+TEST_CASE("blocks behind a fence return when it has passed, or an allocation needs them") {
   paged_allocator<> cache({.blocks = 2, .block_tokens = 4});
   host_timeline stream;
   const sequence_id first = cache.create().value();
@@ -411,7 +411,7 @@ TEST_CASE("blocks behind a fence return when it has passed, or when an allocatio
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a twin that ended behind a passed fence causes no copy for which there is no block") {
+TEST_CASE("a twin that ended behind a passed fence causes no copy for lack of a block") {
   paged_allocator<> cache({.blocks = 1, .block_tokens = 4});
   const sequence_id sequence = cache.create().value();
   REQUIRE(cache.append(sequence, counting(0, 2)));
@@ -423,7 +423,7 @@ TEST_CASE("a twin that ended behind a passed fence causes no copy for which ther
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a cut behind a fence keeps the blocks until it has passed") {
+TEST_CASE("a truncation behind a fence keeps the blocks until the fence has passed") {
   paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .max_deferred = 2, .name = "kv"});
   host_timeline stream;
   const sequence_id sequence = cache.create().value();
@@ -469,7 +469,7 @@ TEST_CASE("a sequence without blocks ends behind a fence without waiting for it"
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("no more idle blocks keep their contents than the options allow") {
+TEST_CASE("at most as many idle blocks keep their contents as the options allow") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4, .max_idle_blocks = 2});
   REQUIRE(cache.release(written(cache, counting(0, 16))));
   CHECK(cache.stats().idle_blocks == 2);
@@ -478,7 +478,7 @@ TEST_CASE("no more idle blocks keep their contents than the options allow") {
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("keys from outside name blocks, a partial last one included") {
+TEST_CASE("external keys name blocks, also a partial last one") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const std::array keys{key_from_id(10), key_from_id(11), key_from_id(12)};
   const keyed_blocks prompt{.keys = keys, .tokens = 10};
@@ -562,7 +562,7 @@ TEST_CASE("a partial block that was committed by key may grow, by known and by u
   }
 }
 
-TEST_CASE("a block of which a part was committed by key is committed whole by the next") {
+TEST_CASE("a block that was partly committed by key is completely committed by the next key") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const std::array part{key_from_id(1), key_from_id(2)};
   const std::array whole{key_from_id(1), key_from_id(3)};
@@ -578,7 +578,7 @@ TEST_CASE("a block of which a part was committed by key is committed whole by th
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("the copy of a partial block that was committed by key can be committed as it grows") {
+TEST_CASE("the copy of a partial block committed by key can be committed as it grows") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const std::array keys{key_from_id(1)};
   const std::array keys_then{key_from_id(2)};
@@ -595,7 +595,7 @@ TEST_CASE("the copy of a partial block that was committed by key can be committe
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("of two forks one may be committed by keys and the other by tokens") {
+TEST_CASE("one of two forks may be committed by keys and the other by tokens") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const std::array keys{key_from_id(1), key_from_id(2)};
   const sequence_id by_key = cache.create().value();
@@ -616,7 +616,7 @@ TEST_CASE("of two forks one may be committed by keys and the other by tokens") {
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("keys that name blocks out of their place make no sequence longer than allowed") {
+TEST_CASE("keys that name blocks out of place make no sequence longer than allowed") {
   paged_allocator<> cache({.blocks = 64, .block_tokens = 4, .max_sequences = 4, .max_sequence_tokens = 6});
   const std::array keys{key_from_id(1), key_from_id(2)};
   for (const block_key& key : keys) {  // both as the first block of a sequence
@@ -631,7 +631,7 @@ TEST_CASE("keys that name blocks out of their place make no sequence longer than
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a cached block that has all the references there may be is no hit") {
+TEST_CASE("a cached block with the maximum of references is a miss") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const std::array keys{key_from_id(1)};
   const keyed_blocks prompt{.keys = keys, .tokens = 4};
@@ -650,7 +650,7 @@ TEST_CASE("a cached block that has all the references there may be is no hit") {
   CHECK(cache.fork(told).code() == errc::too_many_shares);
 }
 
-TEST_CASE("keys and counts that do not agree are refused") {
+TEST_CASE("contradictory keys and counts are refused") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4, .name = "kv"});
   const sequence_id sequence = cache.create().value();
   const std::array keys{key_from_id(1), key_from_id(2)};
@@ -666,7 +666,7 @@ TEST_CASE("keys and counts that do not agree are refused") {
         "the rest");
 }
 
-TEST_CASE("every call refuses a handle that is null, stale or from another allocator") {
+TEST_CASE("every call refuses a null, stale or foreign handle") {
   paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .name = "kv"});
   paged_allocator<> other({.blocks = 4, .block_tokens = 4});
   const sequence_id foreign = other.create().value();
@@ -798,7 +798,7 @@ struct recorder {
 
 }  // namespace
 
-TEST_CASE("the observer hears what becomes cached and what is given up, in order") {
+TEST_CASE("the observer learns of cached and evicted contents, in order") {
   std::vector<std::string> events;
   std::vector<block_key> keys;
   using both = llmmem::paging::observers<ignore_cache_events, recorder>;
@@ -814,7 +814,7 @@ TEST_CASE("the observer hears what becomes cached and what is given up, in order
                                            "dropped 2", "cached 2, 4 tokens from 50, salt 9"});
 }
 
-TEST_CASE("another hash is a line of traits") {
+TEST_CASE("one line of traits selects another hash") {
   struct sha_traits : paged_traits {
     using hash = sha256_128;
   };
@@ -823,7 +823,7 @@ TEST_CASE("another hash is a line of traits") {
   CHECK(cache.cached_tokens(counting(0, 9)) == 8);
 }
 
-TEST_CASE("audit names the block, its owners and what last happened to it") {
+TEST_CASE("audit names the block, its owners and its last transition") {
   paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .name = "kv"});
   const sequence_id first = written(cache, counting(0, 8));
   const sequence_id second = cache.fork(first).value();
@@ -904,11 +904,11 @@ sequence_id own(Cache& cache, std::span<const token_id> prompt, std::size_t coun
 }  // namespace
 
 TEST_CASE(
-    "contents committed after evicted blocks are found, regardless of whose blocks they were and how they "
-    "left") {
+    "contents committed after evicted blocks are found, for any owners of those and any cause of the "
+    "eviction") {
   const auto prompt = counting(1, 32);
   paged_allocator<> cache({.blocks = 64, .block_tokens = 4});
-  SUBCASE("the head of what a sequence's blocks were equal to was evicted, the tail was not") {
+  SUBCASE("the head of a sequence's equal cached blocks was evicted, the tail was not") {
     const sequence_id a = own(cache, prompt, 4);
     const sequence_id x = own(cache, prompt, 8);
     const sequence_id z = own(cache, prompt, 8);
@@ -921,7 +921,7 @@ TEST_CASE(
       REQUIRE(cache.commit(z));
     }
   }
-  SUBCASE("they were cut into and written over") {
+  SUBCASE("the equal blocks were truncated and overwritten") {
     const sequence_id a = own(cache, prompt, 12);
     const sequence_id b = own(cache, prompt, 12);
     for (const sequence_id each : {a, b})
@@ -956,7 +956,7 @@ TEST_CASE("idle blocks that a smaller pool loses are cached again by sequences w
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("by keys, too, blocks replace equal ones that were evicted") {
+TEST_CASE("blocks replace equal evicted ones, also by keys") {
   paged_allocator<> cache({.blocks = 32, .block_tokens = 4});
   std::vector<block_key> keys;
   for (std::uint64_t id = 1; id <= 8; ++id)

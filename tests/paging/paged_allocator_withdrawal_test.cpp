@@ -102,7 +102,7 @@ class router {
 
 }  // namespace
 
-TEST_CASE("a key is found only behind the key before which it was cached") {
+TEST_CASE("a key is found only after the predecessor with which it was cached") {
   paged_allocator<> cache({.blocks = 16, .block_tokens = 4});
   const sequence_id id = cache.create().value();
   REQUIRE(cache.extend(id, 8));
@@ -124,7 +124,7 @@ TEST_CASE("a key is found only behind the key before which it was cached") {
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("a commit by keys ends at a key that is cached behind another one, and counts it") {
+TEST_CASE("a commit by keys ends at a key that is cached after another predecessor, and counts it") {
   paged_allocator<> cache({.blocks = 16, .block_tokens = 4});
   const sequence_id id = cache.create().value();
   REQUIRE(cache.extend(id, 16));
@@ -145,8 +145,8 @@ struct alone_traits : paged_traits {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("keys that name each block alone are chained by the allocator", Verification,
-                   verify_tokens, trust_hash) {
+TEST_CASE_TEMPLATE("the allocator chains keys that name single blocks", Verification, verify_tokens,
+                   trust_hash) {
   paged_allocator<alone_traits<Verification>> cache({.blocks = 16, .block_tokens = 4});
   const sequence_id id = cache.create().value();
   REQUIRE(cache.extend(id, 12));
@@ -169,7 +169,7 @@ TEST_CASE_TEMPLATE("keys that name each block alone are chained by the allocator
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("after a reset nothing of before is found, nor what a running sequence commits later") {
+TEST_CASE("after a reset no earlier contents are found, nor later commits of a running sequence") {
   paged_allocator<> cache({.blocks = 64, .block_tokens = 16});
   const auto prompt = counting(1, 80);
   const sequence_id running = written(cache, std::span(prompt).first(48));
@@ -203,7 +203,7 @@ TEST_CASE("epochs only grow, and a cache may begin with a later one") {
   CHECK(cache.epoch(id) == 12);
 }
 
-TEST_CASE("a reset is one event for a log, and a removal of each block for observers that know no other") {
+TEST_CASE("a reset is one event for a log, and one removal per block for older observers") {
   paged_allocator<logged_traits> cache({.blocks = 8, .block_tokens = 4}, make_eviction("lru", slot_count{9}),
                                        event_log({.events = 64}));
   REQUIRE(cache.release(written(cache, counting(0, 8))));
@@ -235,9 +235,7 @@ TEST_CASE("a reset is one event for a log, and a removal of each block for obser
   CHECK(dropped == 2);
 }
 
-TEST_CASE(
-    "the cache gives up an invalid block with all that follows it and nothing else, even if sequences hold "
-    "it") {
+TEST_CASE("the cache gives up an invalid block and its followers only, even if sequences hold them") {
   paged_allocator<> cache({.blocks = 64, .block_tokens = 16, .max_sequences = 8});
   const auto prompt = counting(1, 64);
   const auto other = counting(500, 64);
@@ -278,7 +276,7 @@ TEST_CASE(
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("what a fork or a shared block carries on from an invalid block is invalid too") {
+TEST_CASE("contents that a fork or shared block continues from an invalid block are also invalid") {
   paged_allocator<> cache({.blocks = 16, .block_tokens = 4, .max_sequences = 8});
   const auto prompt = counting(1, 8);
   const sequence_id one = cache.create().value();
@@ -299,7 +297,7 @@ TEST_CASE("what a fork or a shared block carries on from an invalid block is inv
   CHECK(cache.audit() == sound);
 }
 
-TEST_CASE("an invalidation of nothing, of no block and of tokens that are not there") {
+TEST_CASE("invalidations of nothing, of an invalid block and of missing tokens change nothing") {
   paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .name = "kv"});
   const sequence_id id = written(cache, counting(0, 6));
   CHECK(cache.invalidate(block_id{4}).value() == 0);  // free
@@ -314,7 +312,7 @@ TEST_CASE("an invalidation of nothing, of no block and of tokens that are not th
   CHECK(cache.invalidate(sequence_id{}, 0).code() == errc::null_handle);
 }
 
-TEST_CASE("a router that follows the events predicts what is found, under every policy") {
+TEST_CASE("a router that follows the events predicts the hits under every policy") {
   for (const std::string_view policy : eviction_names) {
     CAPTURE(policy);
     for (const auto seed : seeds(3)) {
@@ -347,7 +345,7 @@ TEST_CASE("a router that follows the events predicts what is found, under every 
   }
 }
 
-TEST_CASE("blocks that follow contents that are given up leave with them") {
+TEST_CASE("blocks after withdrawn contents leave with them") {
   paged_allocator<logged_traits> cache({.blocks = 32, .block_tokens = 4},
                                        make_eviction("lru", slot_count{33}), event_log({.events = 256}));
   const auto text = counting(0, 16);
@@ -363,7 +361,7 @@ TEST_CASE("blocks that follow contents that are given up leave with them") {
   CHECK(cache.cached_tokens(text) == 4);
 }
 
-TEST_CASE("blocks that were equal to evicted ones are cached when their sequence ends") {
+TEST_CASE("blocks equal to evicted ones are cached when their sequence ends") {
   paged_allocator<> cache({.blocks = 16, .block_tokens = 4});
   const auto prompt = counting(0, 16);
   const sequence_id late = cache.create().value();
@@ -415,7 +413,7 @@ TEST_CASE("a removed range is refused with the number that is wrong, or is a cut
   CHECK(cache.tokens(id) == 0);
 }
 
-TEST_CASE("removed blocks return behind their fence") {
+TEST_CASE("removed blocks return after their fence") {
   paged_allocator<> cache({.blocks = 4, .block_tokens = 4, .max_deferred = 2});
   host_timeline stream;
   const sequence_id id = written(cache, counting(0, 16));

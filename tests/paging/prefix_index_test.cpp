@@ -13,7 +13,7 @@
 using namespace llmmem;
 using namespace llmmem_tests;
 
-TEST_CASE("the index behaves as a map, for any collisions of keys") {
+TEST_CASE("the index behaves as a map for any collisions of keys") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -61,7 +61,7 @@ TEST_CASE("a staged key is known but not found") {
   CHECK(index.tokens(block_id{3}) == 7);
 }
 
-TEST_CASE("the index takes all its blocks and no more memory than it reports") {
+TEST_CASE("the index holds all its blocks within the memory that it reports") {
   prefix_index index(1000);
   for (std::uint32_t i = 1; i <= 1000; ++i) {
     index.stage(key_from_id(i), block_id{i});
@@ -80,7 +80,7 @@ TEST_CASE("sizes that cannot be are refused, and missing metadata is reported") 
   CHECK(fail_each_allocation([](const metadata_source& source) { prefix_index(10, source); }) == 2);
 }
 
-TEST_CASE("a search ends where it began when blocks of every line overflowed") {
+TEST_CASE("a search ends where it began if blocks of every line overflowed") {
   constexpr std::uint32_t blocks = 17;  // three lines
   constexpr std::uint64_t lines = 3;
   prefix_index index(blocks);

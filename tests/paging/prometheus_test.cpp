@@ -43,7 +43,7 @@ std::string family(const std::string& page, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("a counter, a gauge and a histogram are written to the letter") {
+TEST_CASE("a counter, a gauge and a histogram are written exactly as Prometheus defines") {
   paged_stats stats{.tokens = 24, .table_blocks = 2, .allocations = 12, .evicting_allocations = 5};
   cache_histograms histograms;
   for (const std::uint64_t each : {1'000U, 1'500U, 30'000U})
@@ -80,7 +80,7 @@ TEST_CASE("a counter, a gauge and a histogram are written to the letter") {
   CHECK(family(page, "llmmem_kv_block_lifetime_seconds") == expected);
 }
 
-TEST_CASE("without labels there are no braces but for le") {
+TEST_CASE("without labels there are no braces except for le") {
   const std::string page = page_of({}, {});
   CHECK(page.starts_with(
       "# HELP llmmem_kv_blocks Usable blocks.\n# TYPE llmmem_kv_blocks gauge\nllmmem_kv_blocks 0\n"));
@@ -103,7 +103,7 @@ TEST_CASE("a strict reader reads any label value back") {
   }
 }
 
-TEST_CASE("pages of a living cache are well-formed, and their counters and buckets never go back") {
+TEST_CASE("pages of a live cache are well-formed, and their counters and buckets never decrease") {
   struct measured : paged_traits {
     using observer = cache_metrics<>;
   };
@@ -161,7 +161,7 @@ TEST_CASE("label names that Prometheus refuses are refused before anything is wr
   CHECK_THROWS_WITH_AS(with(twice), "write_prometheus: label name \"a\" is given twice", argument_error);
 }
 
-TEST_CASE("writing a page allocates nothing of its own") {
+TEST_CASE("a page is written without allocations") {
   std::uint64_t bytes = 0;
   const std::array labels{prometheus_label{"engine", "\n"}};
   const std::uint64_t before = heap_allocations();

@@ -22,7 +22,7 @@ using llmmem_tests::seeds;
 
 using yielding_free_list = basic_sharded_free_list<giving_way>;
 
-TEST_CASE("no block is in two hands, and none is lost") {
+TEST_CASE("no block has two owners, and none is lost") {
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);
     const auto blocks = static_cast<std::uint32_t>(4 + seed % 40);
@@ -64,7 +64,7 @@ TEST_CASE("no block is in two hands, and none is lost") {
   }
 }
 
-TEST_CASE("a batch that fits is never refused, regardless of what other threads do meanwhile") {
+TEST_CASE("a batch that fits always succeeds, regardless of what other threads do meanwhile") {
   // Three threads that hold four blocks at most each, of twelve: there are always four for whoever holds
   // none.
   for (const auto seed : seeds(20)) {

@@ -51,7 +51,7 @@ TEST_CASE("a batch is taken completely, from any shards that have it, or not at 
   }
 }
 
-TEST_CASE("the own shard comes first, and of it what was returned last") {
+TEST_CASE("a thread's own shard comes first, with the last returned block") {
   sharded_free_list list(8, 2);
   list.push(std::array{block_id{1}, block_id{2}}, shard_id{0});
   list.push(std::array{block_id{3}, block_id{4}}, shard_id{1});

@@ -249,7 +249,7 @@ class tiny_engine {
 
 }  // namespace
 
-TEST_CASE("what threads see of a shared cache is what some order of their calls would have shown") {
+TEST_CASE("some order of the threads' calls would show what the threads see of a shared cache") {
   std::uint64_t concurrent = 0;
   for (const auto seed : seeds(600)) {
     CAPTURE(seed);
@@ -287,7 +287,7 @@ TEST_CASE("what threads see of a shared cache is what some order of their calls 
   CHECK(concurrent > 500);  // else nothing was tested
 }
 
-TEST_CASE("the checker accepts what can be, and not what cannot") {
+TEST_CASE("the checker accepts possible histories and refuses impossible ones") {
   using kind = operation::kind;
   const auto order_exists = [](const std::vector<std::vector<timed<operation>>>& calls) {
     return linearization<tiny_cache, operation, decltype(&apply)>(calls, &apply).exists({});

@@ -197,7 +197,7 @@ TEST_CASE("readers that hold blocks see the contents of their tokens, while a wr
   readers_beside_a_writer<one_writer>();
 }
 
-TEST_CASE("the same where nearly all keys collide") {
+TEST_CASE("readers see those contents, too, if nearly all keys collide") {
   readers_beside_a_writer<one_writer_few_keys>();
 }
 
@@ -216,7 +216,7 @@ TEST_CASE("several threads serve whole requests, taking turns to commit alone") 
   }
 }
 
-TEST_CASE("a private block that two threads hold becomes free behind what both did") {
+TEST_CASE("a private block that two threads hold becomes free after the fences of both") {
   for (const auto seed : seeds(10)) {
     CAPTURE(seed);
     engine<one_writer> on(4, 1);

@@ -303,15 +303,15 @@ std::vector<block_id> victims(shared_prefix_cache<Traits>& cache, std::uint64_t 
 
 }  // namespace
 
-TEST_CASE("a shared cache in one thread is a map of prefixes with references") {
+TEST_CASE("a shared cache in one thread behaves as a map of prefixes with references") {
   behaves_as_defined<shared_traits>();
 }
 
-TEST_CASE("keys that collide cost hits nothing: tokens, context and the block before decide") {
+TEST_CASE("colliding keys cost no hits: tokens, context and the previous block decide") {
   behaves_as_defined<colliding_traits>();
 }
 
-TEST_CASE("an idle chain leaves tail first, and only as far as it must") {
+TEST_CASE("an idle chain leaves tail first, and only as many blocks as necessary") {
   shared_prefix_cache<> cache({.blocks = 40, .block_tokens = 1});
   auto chain = cached_chain(cache, 7, 10);
   CHECK(victims(cache, 3).empty());
@@ -324,7 +324,7 @@ TEST_CASE("an idle chain leaves tail first, and only as far as it must") {
   CHECK(victims(cache, 3) == std::vector(chain.begin() + 7, chain.end()));
 }
 
-TEST_CASE("what was released since the hand went round outlives what was not") {
+TEST_CASE("blocks released since the hand's last round outlive the others") {
   constexpr std::uint64_t count = 64;
   shared_prefix_cache<> cache({.blocks = count, .block_tokens = 1, .shards = 1});
   std::vector<block_id> used;
@@ -346,7 +346,7 @@ TEST_CASE("what was released since the hand went round outlives what was not") {
   }
 }
 
-TEST_CASE("a match says where to continue, and the next commit does") {
+TEST_CASE("a match reports where to continue, and the next commit does") {
   shared_prefix_cache<> cache({.blocks = 16, .block_tokens = 2});
   const std::vector<token_id> prompt{1, 2, 3, 4, 5, 6, 7};
   std::vector<block_id> first(3);
@@ -364,7 +364,7 @@ TEST_CASE("a match says where to continue, and the next commit does") {
   CHECK(cache.match(prompt, {.salt = {1, 0}}, third).blocks == 0);
 }
 
-TEST_CASE("a chain does not continue after other contents in the same block, even if the key is the same") {
+TEST_CASE("a chain does not continue after other contents of a block, even with the same key") {
   shared_prefix_cache<colliding_traits> cache({.blocks = 8, .block_tokens = 1, .shards = 1});
   std::vector<block_id> lent(1);
   std::vector<block_id> own(2);
@@ -443,7 +443,7 @@ TEST_CASE("each misuse is named and changes nothing") {
   CHECK(cache.audit().empty());
 }
 
-TEST_CASE("a shared cache that cannot be built says why") {
+TEST_CASE("an impossible shared cache is refused with the reason") {
   CHECK_THROWS_WITH_AS(shared_prefix_cache<>({.blocks = 0}),
                        "shared_prefix_cache: blocks 0; use 1 to 2147483646", length_error);
   CHECK_THROWS_WITH_AS(shared_prefix_cache<>({.blocks = 1, .block_tokens = 0}),
@@ -456,7 +456,7 @@ TEST_CASE("a shared cache that cannot be built says why") {
         }) == 7);
 }
 
-TEST_CASE("an audit names what is broken") {
+TEST_CASE("an audit names the broken invariant") {
   shared_prefix_cache<> cache({.blocks = 4, .block_tokens = 1, .name = "kv"});
   const auto chain = cached_chain(cache, 1, 2);
   CHECK(cache.audit().empty());

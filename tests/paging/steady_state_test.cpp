@@ -121,7 +121,7 @@ TEST_CASE("admission, preemption and resumption allocate nothing from the heap")
   CHECK(scheduler.stats().finished > 20);
 }
 
-TEST_CASE("the counter counts") {
+TEST_CASE("the counter of heap calls counts") {
   const std::uint64_t before = heap_allocations();
   ::operator delete(::operator new(100));  // a new-expression whose memory nobody reads may be left out
   CHECK(heap_allocations() == before + 1);

@@ -96,7 +96,8 @@ class naive_pages {
 }  // namespace
 
 TEST_CASE(
-    "blocks of several sizes never overlap, batches are all or nothing, and every byte is accounted for") {
+    "blocks of several sizes never overlap, batches succeed completely or not at all, and every byte is "
+    "accounted for") {
   std::uint64_t refused = 0;
   std::uint64_t evictions = 0;
   std::uint64_t emptied = 0;
@@ -259,7 +260,7 @@ TEST_CASE(
   CHECK(emptied > 100);
 }
 
-TEST_CASE("a page belongs to one group, and to none once its last block is free") {
+TEST_CASE("a page belongs to one group until its last block is free") {
   pool kv = small_pool(2);
   auto small = take(kv, 0, 11);
   CHECK(kv.free_pages() == 0);
@@ -293,7 +294,7 @@ TEST_CASE("waste is reported to the byte, by cause") {
   CHECK(kv.stats(0).padding_bytes == 0);
 }
 
-TEST_CASE("a block comes from the fullest page, so that others fall empty") {
+TEST_CASE("a block comes from the fullest page, so that other pages become empty") {
   pool kv = small_pool(3);
   auto blocks = take(kv, 0, 30);
   // Page 1 keeps 8, page 2 keeps 9, page 3 keeps 1.
@@ -308,7 +309,8 @@ TEST_CASE("a block comes from the fullest page, so that others fall empty") {
   CHECK(kv.free_pages() == 1);
 }
 
-TEST_CASE("for a page, one page is emptied, the one that keeps least, and no other block is evicted") {
+TEST_CASE(
+    "a new page comes from the page that keeps the fewest cached blocks, and no other block is evicted") {
   // Scattered survivors: each page keeps one block in use but two, of which one keeps ten, the other two.
   pool kv = small_pool(20);
   auto blocks = take(kv, 0, 200);
@@ -336,7 +338,7 @@ TEST_CASE("for a page, one page is emptied, the one that keeps least, and no oth
         "budget");
 }
 
-TEST_CASE("a group gives up a block of its own while that is the oldest, else a page that is older") {
+TEST_CASE("a group gives up its own block if that is the oldest, otherwise an older page") {
   pool kv = small_pool(2);
   auto small = take(kv, 0, 10);
   auto large = take(kv, 1, 3);
@@ -369,7 +371,7 @@ TEST_CASE("a touch makes an idle block, and its page, the most recent") {
   CHECK(!kv.record(second[0]).is_idle());
 }
 
-TEST_CASE("what several groups ask for together is weighed together") {
+TEST_CASE("the requests of several groups are considered together") {
   pool kv = small_pool(3);
   std::vector<block_id> small(11);
   std::vector<block_id> large(3);
@@ -405,7 +407,7 @@ TEST_CASE("offsets are exact past four gigabytes, and one multiplication finds e
   CHECK(kv.unit_index(null_block) == 0);
 }
 
-TEST_CASE("sizes that cannot be are refused with their numbers") {
+TEST_CASE("impossible sizes are refused with their numbers") {
   const auto build = [](std::uint64_t budget, std::uint64_t page, std::vector<std::uint64_t> sizes) {
     pool kv({.budget_bytes = budget, .page_bytes = page, .block_bytes = sizes, .name = "kv"});
   };
@@ -442,7 +444,7 @@ TEST_CASE("blocks cached here not held are refused by name") {
   CHECK(kv.share(one[0]).code() == errc::double_free);
 }
 
-TEST_CASE("the page size that loses least is found, and none is said so") {
+TEST_CASE("the page size with the least waste is found, or none is reported") {
   const std::array<std::uint64_t, 2> sizes{300, 700};
   CHECK(choose_page_bytes(sizes, 700, 3000, 100) == page_choice{2100, 0});
   CHECK(choose_page_bytes(sizes, 800, 1000, 100) == page_choice{900, 200});
@@ -456,7 +458,7 @@ TEST_CASE("the page size that loses least is found, and none is said so") {
                        length_error);
 }
 
-TEST_CASE("nothing is allocated from the heap after construction, evicting and emptying included") {
+TEST_CASE("nothing is allocated from the heap after construction, also during evictions") {
   pool kv = small_pool(8);
   random_numbers random(1);
   std::array<block_id, 6> held{};
@@ -475,7 +477,7 @@ TEST_CASE("nothing is allocated from the heap after construction, evicting and e
   CHECK(kv.stats().pages_emptied > 50);
 }
 
-TEST_CASE("audit names the page, the block and the group that are wrong") {
+TEST_CASE("audit names the broken page, block and group") {
   using corrupt = testing_access;
   struct damage {
     void (*inflict)(pool&);

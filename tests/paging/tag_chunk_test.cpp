@@ -8,7 +8,7 @@
 using namespace llmmem;
 using namespace llmmem_tests;
 
-TEST_CASE("bytes are compared alike by this processor, by any, and one at a time") {
+TEST_CASE("all comparisons of bytes agree: this processor's, the portable one, and one byte at a time") {
   for (const auto seed : seeds(2000)) {
     CAPTURE(seed);
     random_numbers random(seed);

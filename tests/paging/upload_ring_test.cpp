@@ -72,7 +72,7 @@ TEST_CASE("no slot is handed out while a copy or a kernel may read it, in any or
   }
 }
 
-TEST_CASE("a ring whose slots are all in flight says so, or waits") {
+TEST_CASE("a ring with all slots in flight reports it, or waits") {
   host_space host({.budget = 1 << 16});
   ring_type ring(host, host, {.slot_bytes = 100, .slots = 2, .name = "tables"});
   host_timeline stream;
@@ -102,7 +102,8 @@ TEST_CASE("a ring whose slots are all in flight says so, or waits") {
 }
 
 TEST_CASE(
-    "slots are aligned on both sides, and kernels read what was written, in a space the host cannot touch") {
+    "slots are aligned on both sides, and kernels read what was written, in a space that the host cannot "
+    "access") {
   host_space host({.budget = 1 << 16});
   testing::virtual_clock clock;
   testing::simulated_space device(clock, {.budget = 1 << 16});
@@ -122,7 +123,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("numbers that make no ring are refused") {
+TEST_CASE("impossible numbers of a ring are refused") {
   host_space host({.budget = 1 << 10});
   CHECK_THROWS_WITH_AS(ring_type(host, host, {}), "upload_ring: slots of 0 bytes; at least 1 is needed",
                        length_error);

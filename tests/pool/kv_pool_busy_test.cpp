@@ -131,7 +131,7 @@ struct trio_of_nodes {
 }  // namespace
 
 TEST_SUITE("kv_pool busy") {
-  TEST_CASE("a node that reads nothing holds up no question to another node") {
+  TEST_CASE("a node that reads nothing delays no question to another node") {
     trio_of_nodes nodes;
     nodes.fill();
     const std::uint64_t before = nodes.first.pool().stats().asked_spans;
@@ -144,7 +144,7 @@ TEST_SUITE("kv_pool busy") {
     CHECK(nodes.first.pool().peers() == 2);
   }
 
-  TEST_CASE("a node that reads nothing holds up no announcement to another node, and gets its own later") {
+  TEST_CASE("a node that reads nothing delays no announcement to another node, and gets its own later") {
     trio_of_nodes nodes;
     hold_first_blocks(nodes.first, nodes.chain);
     nodes.fill();

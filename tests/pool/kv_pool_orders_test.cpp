@@ -73,7 +73,7 @@ struct spoken_endpoint {
 }  // namespace
 
 TEST_SUITE("kv_pool orders") {
-  TEST_CASE("a chain that grows while its request lives is looked at as far as it was asked for") {
+  TEST_CASE("a chain that grows during its request is looked up to its length at the request") {
     cluster nodes(2, {.groups = paged_group, .blocks = 200, .slots = 200, .lower_slots = 200});
     const auto prompt = prompt_of(1, 400);
     nodes.serve(0, std::span(prompt).first(257));
@@ -89,7 +89,7 @@ TEST_SUITE("kv_pool orders") {
     CHECK(request.end().tokens == 256);
   }
 
-  TEST_CASE("what is published first after a reset is reported") {
+  TEST_CASE("the first publication after a reset is announced") {
     cluster nodes(2);
     nodes.all[0]->cache().reset();
     nodes.all[1]->cache().reset();
@@ -108,7 +108,7 @@ TEST_SUITE("kv_pool orders") {
     node.tiers().release(*held);
   }
 
-  TEST_CASE("a request of which the patience has ended asks no node") {
+  TEST_CASE("a request whose patience has ended asks no node") {
     node_and_stranger two;
     std::uint32_t found = 0;
     for (std::uint32_t i = 0; i < 8; ++i) {
@@ -127,7 +127,7 @@ TEST_SUITE("kv_pool orders") {
     CHECK(found > 0);
   }
 
-  TEST_CASE("what another load of this node brings is not waited for") {
+  TEST_CASE("a request does not wait for blocks that another load of this node brings") {
     cluster nodes(1);
     auto& node = *nodes.all[0];
     const auto prompt = prompt_of(1, 17);
@@ -148,7 +148,7 @@ TEST_SUITE("kv_pool orders") {
     node.cache().release(id).value();
   }
 
-  TEST_CASE("a directory that starts again in its seat learns what it looks after") {
+  TEST_CASE("a directory that restarts in its seat learns its entries again") {
     cluster nodes(2);
     for (std::uint32_t i = 0; i < 10; ++i)
       nodes.serve(0, prompt_of(30 + i, 17));
@@ -166,7 +166,7 @@ TEST_SUITE("kv_pool orders") {
       CHECK(nodes.serve(1, prompt_of(30 + i, 17)).loaded == 16);
   }
 
-  TEST_CASE("a pool that begins again over its endpoint is received again") {
+  TEST_CASE("peers accept a new pool over the same endpoint") {
     cluster nodes(2);
     nodes.serve(0, prompt_of(1, 17));
     nodes.all[1].reset();
@@ -177,7 +177,7 @@ TEST_SUITE("kv_pool orders") {
     CHECK(nodes.serve(1, prompt_of(1, 17)).loaded == 16);
   }
 
-  TEST_CASE("what is sent to a request of an earlier pool names none of the next one") {
+  TEST_CASE("frames for a request of an earlier pool match none of the next pool's") {
     node_and_stranger two;
     const kv_chain chain(two.node->cache(), prompt_of(1, 16));
     const auto first_id = [&] {
@@ -197,14 +197,14 @@ TEST_SUITE("kv_pool orders") {
     CHECK(later != earlier);
   }
 
-  TEST_CASE("a node that may send no bytes in a step sends a block") {
+  TEST_CASE("a node that may send 0 bytes per step still sends a block") {
     cluster nodes(2, {.groups = paged_group}, {.serve_bytes = 0});
     const auto prompt = prompt_of(1, 17);
     nodes.serve(0, prompt);
     CHECK(nodes.serve(1, prompt).loaded == 16);
   }
 
-  TEST_CASE("a hint that its holder has forgotten to have published is corrected") {
+  TEST_CASE("a hint is corrected even if its holder has forgotten that it published the block") {
     cluster nodes(3, {.groups = paged_group, .blocks = 40, .slots = 24, .lower_slots = 1},
                   {.directory_spans = 4});
     // The directory of the chain is the third node, of which the table is large.
@@ -233,7 +233,7 @@ TEST_SUITE("kv_pool orders") {
     CHECK(failed() == 0);
   }
 
-  TEST_CASE("a request that ends after its load reports what arrived, and its node is a holder") {
+  TEST_CASE("a request that ends after its load reports its arrivals, and its node becomes a holder") {
     cluster nodes(2);
     const auto prompt = prompt_of(1, 17);
     nodes.serve(0, prompt);
@@ -242,7 +242,7 @@ TEST_SUITE("kv_pool orders") {
     CHECK(came.fetched.tokens == 16);
   }
 
-  TEST_CASE("a greeting amid a block's frame frees no slot that the transport writes") {
+  TEST_CASE("a greeting during a block's frame frees no slot that the transport writes") {
     spoken_endpoint end;
     pool_node<cache_type, spoken_endpoint> node(end, {.groups = paged_group}, {});
     const kv_chain chain(node.cache(), prompt_of(1, 16));

@@ -154,7 +154,7 @@ TEST_CASE("no node of a healthy pool reads a wrong token") {
   CHECK(states.fetched > 0);
 }
 
-TEST_CASE("no node reads a wrong token when others die, return, stop, are cut off, or bits turn") {
+TEST_CASE("no node reads a wrong token if others die, return, stop, are cut off, or flip bits") {
   const totals paged = run<paged_allocator<pooled_traits>>(paged_group, true, 80, 20);
   CHECK(paged.fetched > 0);
   CHECK(paged.failed + paged.late > 0);

@@ -39,7 +39,7 @@ TEST_SUITE("kv_pool") {
     CHECK(third.loaded == 100);
   }
 
-  TEST_CASE("a request takes from several holders, and a chain of several spans comes whole") {
+  TEST_CASE("a request fetches from several holders, and a chain of several spans arrives completely") {
     cluster nodes(4, {.groups = paged_group, .blocks = 300, .slots = 300, .lower_slots = 300});
     const auto prompt = prompt_of(2, 801);  // 200 blocks: 4 spans
     nodes.serve(0, prompt);
@@ -53,7 +53,7 @@ TEST_SUITE("kv_pool") {
     CHECK(remembered == 3 * 4);
   }
 
-  TEST_CASE("chains that part within a span share what comes before") {
+  TEST_CASE("chains that part within a span share the chunks before") {
     cluster nodes(2);
     auto one = prompt_of(3, 81);
     auto other = one;
@@ -77,7 +77,7 @@ TEST_SUITE("kv_pool") {
     CHECK(came.fetched.blocks == 20);
   }
 
-  TEST_CASE("a node that has a block no more says so, and the directory learns of it") {
+  TEST_CASE("a node that no longer has a block says so, and the directory learns of it") {
     cluster nodes(3, {.groups = paged_group, .blocks = 40, .slots = 24, .lower_slots = 1});
     const auto prompt = prompt_of(6, 81);
     nodes.serve(0, prompt);
@@ -93,7 +93,7 @@ TEST_SUITE("kv_pool") {
     CHECK(nodes.all[0]->pool().stats().missing_blocks == asked);
   }
 
-  TEST_CASE("a node that starts later learns what it looks after, and one that leaves is forgotten") {
+  TEST_CASE("a node that starts later learns its share of the directory, and one that leaves is forgotten") {
     // Each node's place in the directory is drawn when it starts: with 100 spans over three nodes, one of
     // them looks after none once in 4 * 10^17 runs.
     constexpr std::uint32_t prompts = 100;
@@ -151,7 +151,7 @@ TEST_SUITE("kv_pool") {
     CHECK(b.pool().state_of(seat_id{0}) == pool::peer_state::present);
   }
 
-  TEST_CASE("a first tier without space for all takes what fits") {
+  TEST_CASE("a first tier that is too small takes the blocks that fit") {
     cluster nodes(1 + 1);
     const auto prompt = prompt_of(7, 241);
     nodes.serve(0, prompt);
@@ -183,7 +183,7 @@ TEST_SUITE("kv_pool") {
     CHECK_THROWS_AS(kv_pool(node.tiers(), *nodes.ends[0], {.max_gets = 0}), argument_error);
   }
 
-  TEST_CASE("a block that the cache withdraws while it is coming is not kept") {
+  TEST_CASE("a block that the cache withdraws during its arrival is not kept") {
     node_and_stranger two;
     const kv_chain chain(two.node->cache(), prompt_of(1, 16));
     auto request = two.ask(chain, 4);
@@ -199,7 +199,7 @@ TEST_SUITE("kv_pool") {
     CHECK(two.node->tiers().stats().tiers[0].in_use == 0);
   }
 
-  TEST_CASE("nothing that a node says about a block is trusted") {
+  TEST_CASE("a pool verifies every claim of a node about a block") {
     node_and_stranger two;
     const kv_chain chain(two.node->cache(), prompt_of(1, 16));
     const std::vector<std::byte> bytes(64, std::byte{7});
@@ -249,7 +249,7 @@ TEST_SUITE("kv_pool") {
     CHECK(two.node->tiers().audit().empty());
   }
 
-  TEST_CASE("words that make no sense are counted, and change nothing") {
+  TEST_CASE("malformed messages are counted, and change nothing") {
     node_and_stranger two;
     const kv_chain chain(two.node->cache(), prompt_of(1, 16));
     random_numbers random(7);
@@ -298,7 +298,7 @@ TEST_SUITE("kv_pool") {
     CHECK(alone.pool().stats().refused_frames == 1);
   }
 
-  TEST_CASE("a directory that does not answer is unknown when the patience ends, and no miss") {
+  TEST_CASE("blocks of a silent directory count as unknown when the patience ends, not as misses") {
     node_and_stranger two;
     // Of 32 prompts some lie with the stranger, who says nothing.
     std::uint32_t unknown = 0;

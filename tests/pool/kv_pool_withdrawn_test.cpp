@@ -38,7 +38,8 @@ socket_options options_of(const std::string& folder, std::uint32_t seat) {
 }  // namespace
 
 TEST_CASE(
-    "bytes that come after a request has ended do not reach the slot, which is another block's by then") {
+    "bytes that arrive after a request has ended do not reach the slot, which then belongs to another "
+    "block") {
   const temporary_folder folder;
   socket_endpoint one(options_of(folder.path(), 0));
   socket_endpoint other(options_of(folder.path(), 1));

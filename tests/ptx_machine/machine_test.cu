@@ -211,7 +211,7 @@ void check_faults() {
   cudaHostUnregister(of_host.data());
   faults("past shared memory", "out of bounds|which has 256|shared", illegal,
          [&] { shared_past<<<1, 64>>>(out.data(), 1); });
-  faults("a misaligned read", "0x|no multiple of that", cudaErrorMisalignedAddress,
+  faults("a misaligned read", "0x|not a multiple of that", cudaErrorMisalignedAddress,
          [&] { read_word<<<1, 1>>>(bytes.data(), out.data(), 2); });
   unwritten_array<std::uint32_t> never(8);
   faults("an uninitialised read", "never written; 0 bytes into an allocation of 32", failed,

@@ -189,7 +189,7 @@ struct warp {
     if (at % Bytes != 0) [[unlikely]]
       wrong(i, fault_kind::alignment, lane,
             "an access of " + std::to_string(Bytes) + " bytes at " + hex(at) +
-                ", which is no multiple of that");
+                ", which is not a multiple of that");
     if (to->written != nullptr) {
       u8* const written = to->written + off;
       if constexpr (Writes) {

@@ -62,7 +62,7 @@ TEST_CASE("every member has exactly one piece of every codeword, and every strip
   }
 }
 
-TEST_CASE("parity turns as the picture has it") {
+TEST_CASE("parity rotates as in the picture") {
   const coded_group group({3, 1});
   // Rows are codewords, columns members; -1 is the parity.
   const int picture[4][4] = {{-1, 2, 1, 0}, {0, -1, 2, 1}, {1, 0, -1, 2}, {2, 1, 0, -1}};

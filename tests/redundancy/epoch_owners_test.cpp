@@ -31,7 +31,7 @@ replica_map ring(const char* scheme, std::uint32_t world) {
 }  // namespace
 
 TEST_SUITE("epoch_owners") {
-  TEST_CASE("each part is one rank's own, and a ward of the ranks that keep its owner's copies") {
+  TEST_CASE("each part is owned by one rank, and a ward of the ranks that keep its owner's copies") {
     for (const auto seed : seeds(60)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -64,7 +64,7 @@ TEST_SUITE("epoch_owners") {
     }
   }
 
-  TEST_CASE("parts may be kept in the epoch that was settled, and in no other") {
+  TEST_CASE("parts may be kept only in the settled epoch") {
     const replica_setup setup = setup_of("mirror:2", {1, 1});
     epoch_owners of(setup);
     CHECK(of.check_settled(1).error() == failure{errc::not_recovered, 0, 1, 0});
@@ -84,7 +84,7 @@ TEST_SUITE("epoch_owners") {
     CHECK(of.epoch() == 2);
   }
 
-  TEST_CASE("what is given to be kept is every part of this rank's, of its size and once, and nothing else") {
+  TEST_CASE("a rank must keep every part that it owns, once and in its size, and nothing else") {
     const std::vector<std::byte> bytes(20);
     const auto first = [&](std::size_t count) { return std::span<const std::byte>(bytes).first(count); };
     // Rank 0 owns parts 0 and 2; it keeps the copies of rank 1, which owns part 1.

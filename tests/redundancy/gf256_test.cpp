@@ -36,14 +36,14 @@ constexpr std::uint8_t at_compile_time = gf256_multiply(0x80, 2);
 
 }  // namespace
 
-TEST_CASE("every product is that of the polynomials, bit by bit") {
+TEST_CASE("every product equals that of the polynomials, bit by bit") {
   for (std::uint32_t a = 0; a < 256; ++a) {
     for (std::uint32_t b = 0; b < 256; ++b)
       REQUIRE(gf256_multiply(byte(a), byte(b)) == naive_product(a, b));
   }
 }
 
-TEST_CASE("inverses, quotients and powers are what products make them") {
+TEST_CASE("inverses, quotients and powers agree with products") {
   for (std::uint32_t a = 1; a < 256; ++a) {
     CAPTURE(a);
     REQUIRE(naive_product(a, gf256_inverse(byte(a))) == 1);
@@ -61,7 +61,7 @@ TEST_CASE("inverses, quotients and powers are what products make them") {
   CHECK(gf256_power(2, 0xFFFF'FFFF) == 1);  // 255 divides it
 }
 
-TEST_CASE("buffers are multiplied and added as their bytes are, by every constant and path") {
+TEST_CASE("buffers are multiplied and added byte by byte, by every constant and path") {
   std::mt19937_64 random(1);
   for (const simd_path path : paths_here()) {
     CAPTURE(to_text(path));
@@ -80,7 +80,7 @@ TEST_CASE("buffers are multiplied and added as their bytes are, by every constan
   }
 }
 
-TEST_CASE("every length from 0 to 300 is multiplied whole and no further") {
+TEST_CASE("every length from 0 to 300 is multiplied to its end and no further") {
   std::mt19937_64 random(2);
   for (const simd_path path : paths_here()) {
     CAPTURE(to_text(path));
@@ -101,7 +101,7 @@ TEST_CASE("every length from 0 to 300 is multiplied whole and no further") {
   }
 }
 
-TEST_CASE("buffers are multiplied into others, or in place, regardless of what was there") {
+TEST_CASE("buffers are multiplied into others, or in place, regardless of earlier contents") {
   std::mt19937_64 random(3);
   for (const simd_path path : paths_here()) {
     CAPTURE(to_text(path));

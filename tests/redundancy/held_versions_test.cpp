@@ -35,7 +35,7 @@ void keep(held_versions& held, std::uint64_t version) {
 }  // namespace
 
 TEST_SUITE("held_versions") {
-  TEST_CASE("the version that counts is the one that was finished and then committed last") {
+  TEST_CASE("the valid version is the last one that was finished and then committed") {
     for (const auto seed : seeds(200)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -81,7 +81,7 @@ TEST_SUITE("held_versions") {
     }
   }
 
-  TEST_CASE("of what several ranks know of the past the highest is true") {
+  TEST_CASE("the highest knowledge of the past among the ranks is true") {
     held_versions held;
     held.learn(known_past::forgotten);
     held.learn(known_past::never_kept);
@@ -93,7 +93,7 @@ TEST_SUITE("held_versions") {
     CHECK(fresh.past() == known_past::unknown);  // it came too late to see the first epoch
   }
 
-  TEST_CASE("bytes are proved from the second recovery of a version on, until another is committed") {
+  TEST_CASE("bytes are verified from the second recovery of a version on, until another is committed") {
     held_versions held;
     const auto damage = [&] {
       testing_access::bytes_at(testing_access::committed(held), kept_place::own, 0)[7] ^= std::byte{1};
@@ -112,7 +112,7 @@ TEST_SUITE("held_versions") {
     CHECK(held.begin_recovery(5).places() == 1);
   }
 
-  TEST_CASE("a version about which the rank would report wrong facts does not count") {
+  TEST_CASE("a version with damaged facts does not count") {
     held_versions held;
     keep(held, 1);
     CHECK(held.commit());
@@ -122,7 +122,7 @@ TEST_SUITE("held_versions") {
     CHECK(held.past() == known_past::kept);
   }
 
-  TEST_CASE("the memory of both versions is counted, and serves the next until all is forgotten") {
+  TEST_CASE("the memory of both versions is counted, and reused until all is forgotten") {
     held_versions held;
     keep(held, 1);
     CHECK(held.commit());

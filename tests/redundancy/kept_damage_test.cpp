@@ -16,7 +16,7 @@ using llmmem::detail::kept_damage;
 }  // namespace
 
 TEST_SUITE("kept_damage") {
-  TEST_CASE("the places that another rank reads are those that were noted, and no others") {
+  TEST_CASE("another rank reads exactly the noted places") {
     for (const auto seed : llmmem_tests::seeds(300)) {
       CAPTURE(seed);
       llmmem_tests::random_numbers random(seed);
@@ -49,7 +49,7 @@ TEST_SUITE("kept_damage") {
     }
   }
 
-  TEST_CASE("a rank that has looked at nothing says that nothing is damaged") {
+  TEST_CASE("a rank that has verified nothing reports no damage") {
     CHECK(kept_damage().places() == 0);
     CHECK(kept_damage().words().empty());
   }

@@ -38,7 +38,7 @@ std::optional<replica_map> map_of(const char* scheme) {
 }  // namespace
 
 TEST_SUITE("kept_version") {
-  TEST_CASE("a version has what it was filled with, each in its place") {
+  TEST_CASE("a version has its contents, each in its place") {
     const version_facts facts = six_parts(9);
     const kept_version copies = kept_by(facts, rank_id{1}, map_of("mirror:2"));
     CHECK(copies.self() == rank_id{1});
@@ -77,7 +77,7 @@ TEST_SUITE("kept_version") {
     }
   }
 
-  TEST_CASE("a bit that turns in memory is found there, and nowhere else") {
+  TEST_CASE("a flipped bit in memory is found there, and nowhere else") {
     for (const char* const scheme : {"mirror:3", "parity:3", "rs:2+2"}) {
       const std::optional<replica_map> map = map_of(scheme);
       for (std::uint32_t self = 0; self < 4; ++self) {
@@ -104,7 +104,7 @@ TEST_SUITE("kept_version") {
     }
   }
 
-  TEST_CASE("a blob that is not what its owner kept is refused with both checksums of the first wrong part") {
+  TEST_CASE("a blob that differs from its owner's is refused with both checksums of the first wrong part") {
     const version_facts facts = six_parts(4);
     const kept_version held = kept_by(facts, rank_id{2}, std::nullopt);
     std::vector<std::byte> blob = blob_in(facts, rank_id{0});
@@ -117,7 +117,7 @@ TEST_SUITE("kept_version") {
     CHECK_FALSE(held.mismatch_in(rank_id{3}, blob_in(facts, rank_id{3})));
   }
 
-  TEST_CASE("a rank notices each word that it would report wrongly") {
+  TEST_CASE("a rank detects each damaged word before it reports it") {
     const kept_version whole = kept_by(six_parts(2), rank_id{1}, map_of("mirror:2"));
     CHECK(whole.tells_the_truth());
     for (int what = 0; what < 6; ++what) {
@@ -134,7 +134,7 @@ TEST_SUITE("kept_version") {
     }
   }
 
-  TEST_CASE("a version that begins holds nothing of the one before, and takes over its memory") {
+  TEST_CASE("a new version holds nothing of the previous one, and reuses its memory") {
     kept_version held = kept_by(six_parts(1), rank_id{1}, map_of("rs:2+2"));
     const std::uint64_t own = held.own_capacity();
     const std::uint64_t kept = held.kept_capacity();

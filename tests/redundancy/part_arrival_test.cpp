@@ -53,7 +53,9 @@ void land(part_arrival& part, const stretch& from, bool is_summed, std::mt19937_
 }  // namespace
 
 TEST_SUITE("part_arrival") {
-  TEST_CASE("a part is the sum of what comes, zeros where nothing does, whatever was at its destination") {
+  TEST_CASE(
+      "a part is the sum of the arriving bytes, with zeros elsewhere, regardless of its destination's "
+      "contents") {
     for (const auto seed : llmmem_tests::seeds(2000)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -79,7 +81,7 @@ TEST_SUITE("part_arrival") {
     }
   }
 
-  TEST_CASE("a part that is sent a second time in place of the first is the second, and so is its checksum") {
+  TEST_CASE("a part that is sent again replaces the first, and so does its checksum") {
     const std::vector<std::byte> first = bytes_of_seed(100, 1);
     const std::vector<std::byte> second = bytes_of_seed(100, 2);
     std::vector<std::byte> destination(100);
@@ -103,7 +105,7 @@ TEST_SUITE("part_arrival") {
     CHECK(part.landing(0, 60, false).size() == 60);
   }
 
-  TEST_CASE("memory for a part has its bytes until it is destroyed, wherever it was moved") {
+  TEST_CASE("memory for a part keeps its bytes until it is destroyed, also after moves") {
     std::vector<part_memory> memories;
     for (const std::uint64_t bytes : {0U, 1U, 5000U, 3U << 20U}) {
       memories.emplace_back(bytes);

@@ -169,8 +169,8 @@ std::vector<std::vector<std::byte>> carried_out(const ownership_plan& plan, cons
 
 TEST_SUITE("part_ownership") {
   TEST_CASE(
-      "for any losses and damage, each part arrives at its owner complete, or no rank has enough of its "
-      "owner's state") {
+      "for any losses and damage, each part arrives complete at its owner, or too few pieces of its owner's "
+      "state are left") {
     std::uint64_t lost = 0;
     std::uint64_t mended = 0;
     std::uint64_t recovered = 0;
@@ -231,7 +231,7 @@ TEST_SUITE("part_ownership") {
     CHECK(mended > 200);
   }
 
-  TEST_CASE("the rank with a copy that owns least adopts the part, and nothing moves") {
+  TEST_CASE("of the ranks with a copy, the one that owns least adopts the part, and nothing moves") {
     // Four ranks, copies on the next two; rank 1 is lost, and nobody takes its seat.
     const kept_layout layout{.part_bytes = {10, 100, 20, 30, 100, 100},
                              .owners = {rank(0), rank(1), rank(2), rank(3), rank(1), rank(1)},
@@ -262,7 +262,7 @@ TEST_SUITE("part_ownership") {
     CHECK(plan.moved_bytes == 100);
   }
 
-  TEST_CASE("a world too small for a scheme has the nearest that fits") {
+  TEST_CASE("a world that is too small for a scheme gets the nearest one that fits") {
     const auto nearest = [](const char* text, std::uint32_t world) {
       const auto scheme = scheme_for(redundancy_scheme::parse(text), rank_count{world});
       return scheme ? to_text(*scheme) : "none";

@@ -122,7 +122,7 @@ TEST_SUITE("part_restorer") {
   }
 
   TEST_CASE(
-      "destinations are asked for in order, once each, and one of another size is refused by its part") {
+      "the restorer asks for destinations in order, once each, and refuses one of another size by its part") {
     const lost_world before("mirror:2", {30, 40, 50, 60}, {rank_id{0}, rank_id{1}, rank_id{0}, rank_id{1}}, 2,
                             {});
     on_all_ranks(2, 1, [&](sim_rank& ranks) {
@@ -149,7 +149,7 @@ TEST_SUITE("part_restorer") {
     });
   }
 
-  TEST_CASE("what a caller's destinations throw passes through, and nothing was sent or received") {
+  TEST_CASE("an exception of a caller's destinations passes through, and nothing was sent or received") {
     const lost_world before("mirror:2", {30, 40}, {rank_id{0}, rank_id{1}}, 2, {rank_id{0}});
     on_all_ranks(2, 1, [&](sim_rank& ranks) {
       const std::optional<kept_version> held = before.held_by(ranks.rank());
@@ -163,7 +163,7 @@ TEST_SUITE("part_restorer") {
     });
   }
 
-  TEST_CASE("a part that was damaged where it lay, or on its way, is an error of the rank that owns it") {
+  TEST_CASE("a part that was damaged at its source, or on its way, is an error of the rank that owns it") {
     for (const bool is_on_its_way : {false, true}) {
       for (const char* const scheme : {"mirror:2", "parity:2"}) {
         CAPTURE(is_on_its_way);
@@ -196,7 +196,7 @@ TEST_SUITE("part_restorer") {
     }
   }
 
-  TEST_CASE("a transport that fails is revoked, and parts of several pieces come whole otherwise") {
+  TEST_CASE("a failing transport is revoked, and otherwise parts of several pieces arrive complete") {
     for (const bool is_there : {false, true}) {
       CAPTURE(is_there);
       const lost_world before("mirror:2", {3'000'001, 10}, {rank_id{0}, rank_id{1}}, 2, {rank_id{0}});

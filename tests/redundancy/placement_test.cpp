@@ -118,8 +118,7 @@ std::vector<domain_id> domains_of(const std::vector<std::uint32_t>& numbers) {
 
 }  // namespace
 
-TEST_CASE(
-    "in worlds of 1 to 10 every placement tolerates what its scheme says, tried with every set of failures") {
+TEST_CASE("in worlds of 1 to 10 every placement tolerates its scheme's failures, for every set of them") {
   for (const char* text : schemes) {
     CAPTURE(text);
     const auto scheme = redundancy_scheme::parse(text);
@@ -147,7 +146,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a failure of as many consecutive ranks as the jump takes one of a group at most") {
+TEST_CASE("a failure of as many consecutive ranks as the jump hits at most one rank of a group") {
   for (const char* text : schemes) {
     CAPTURE(text);
     const auto scheme = redundancy_scheme::parse(text);
@@ -176,7 +175,7 @@ TEST_CASE("even worlds have the cliques of NVIDIA's resiliency extension: n, n +
   CHECK(groups_of(llmmem::redundancy::grouped(1).place(mirror, rank_count{4})) == rows{{0, 1}, {2, 3}});
 }
 
-TEST_CASE("what is left over goes to a mirror's last group and to a code's first ones") {
+TEST_CASE("remaining ranks join a mirror's last group and a code's first groups") {
   using rows = std::vector<std::vector<std::uint32_t>>;
   CHECK(groups_of(llmmem::redundancy::grouped().place(redundancy_scheme::mirror(2), rank_count{7})) ==
         rows{{0, 1}, {2, 3}, {4, 5, 6}});
@@ -193,7 +192,7 @@ TEST_CASE("what is left over goes to a mirror's last group and to a code's first
   CHECK(ring.extra_bytes(rank_id{2}, 1'000) == 1'000);
 }
 
-TEST_CASE("of mirrors no cut into groups loses fewer pairs than the one chosen") {
+TEST_CASE("no other division of mirrors into groups loses fewer pairs") {
   // Every way to cut 2 to 12 ranks in a row into groups of 2 or more.
   const auto scheme = redundancy_scheme::mirror(2);
   for (std::uint32_t world = 2; world <= 12; ++world) {
@@ -213,7 +212,7 @@ TEST_CASE("of mirrors no cut into groups loses fewer pairs than the one chosen")
   }
 }
 
-TEST_CASE("domains never share a group where that is possible, and then none of them is fatal") {
+TEST_CASE("ranks of a domain never share a group if that is possible, and then no domain is fatal") {
   std::uint32_t placed = 0;
   std::uint32_t refused = 0;
   std::uint32_t by_load = 0;
@@ -272,7 +271,7 @@ TEST_CASE("domains never share a group where that is possible, and then none of 
   CHECK(by_load > 10);
 }
 
-TEST_CASE("copies placed without groups go where least is kept") {
+TEST_CASE("copies placed without groups go to the ranks that keep least") {
   // A host of three and two of one: no two groups of two can part the three.
   const auto domains = domains_of({0, 0, 0, 1, 2});
   const replica_map map = failure_domains(domains).place(redundancy_scheme::mirror(2), rank_count{5});
@@ -286,7 +285,7 @@ TEST_CASE("copies placed without groups go where least is kept") {
   CHECK(map.extra_bytes(rank_id{2}, 10) == 0);
 }
 
-TEST_CASE("a world without enough domains is refused with the one in the way, or fatal_domains names it") {
+TEST_CASE("a world with too few domains is refused with the domain in the way, or fatal_domains names it") {
   const auto domains = domains_of({7, 7, 7, 9});
   CHECK(refusal(failure_domains(domains), "parity:1", 4) ==
         "failure_domains: domain 7 has 3 ranks, but parity:1 makes only 2 groups of 4 ranks in 2 domains, so "
@@ -302,7 +301,7 @@ TEST_CASE("a world without enough domains is refused with the one in the way, or
         "guarantee");
 }
 
-TEST_CASE("what cannot be placed is refused with what could") {
+TEST_CASE("an impossible placement is refused with a possible one") {
   CHECK(refusal(ring_neighbours(), "mirror:3", 2) ==
         "ring_neighbours: mirror:3 needs 3 ranks, but the world has 2: start 1 more, or use mirror:2");
   CHECK(refusal(llmmem::redundancy::grouped(), "rs:2+2", 3) ==

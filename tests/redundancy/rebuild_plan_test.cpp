@@ -76,7 +76,7 @@ TEST_CASE("any k pieces of a code of up to 10 determine the rest") {
   }
 }
 
-TEST_CASE("every loss of up to m pieces has a plan that holds, from live pieces alone") {
+TEST_CASE("every loss of up to m pieces has a valid plan from live pieces alone") {
   for (std::uint32_t k = 1; k <= 7; ++k) {
     for (std::uint32_t m = 1; k + m <= 8; ++m) {
       const code_shape shape{k, m};
@@ -103,7 +103,7 @@ TEST_CASE("any k sources make any pieces") {
   }
 }
 
-TEST_CASE("the largest code there is can be rebuilt") {
+TEST_CASE("the largest possible code can be rebuilt") {
   const code_shape shape{200, 56};
   std::vector<piece_id> lost;
   for (std::uint32_t i = 0; i < 56; ++i)
@@ -111,7 +111,7 @@ TEST_CASE("the largest code there is can be rebuilt") {
   CHECK(plan_holds(shape, plan_rebuild(shape, lost)));
 }
 
-TEST_CASE("shapes, pieces and losses that cannot be are refused with their numbers") {
+TEST_CASE("impossible shapes, pieces and losses are refused with their numbers") {
   const std::vector<piece_id> none;
   CHECK_THROWS_WITH_AS(plan_rebuild({0, 2}, none),
                        "reed_solomon: a code of 0+2; use at least one piece of data and one of parity",

@@ -170,7 +170,7 @@ TEST_CASE("after every set of failures every recoverable state is restored to th
   check_recovery(domains.place(redundancy_scheme::mirror(2), rank_count{5}), random);
 }
 
-TEST_CASE("copies are fetched from the least loaded holder, those with few holders first") {
+TEST_CASE("copies are fetched from the least loaded holder, and states with few holders come first") {
   // Rank 0's copies are on 1 and 2, rank 3's only on 1 when 4 has failed too.
   const replica_map map = replica_map::of_holders(redundancy_scheme::mirror(3), {{rank_id{1}, rank_id{2}},
                                                                                  {rank_id{2}, rank_id{0}},
@@ -192,7 +192,7 @@ TEST_CASE("copies are fetched from the least loaded holder, those with few holde
   CHECK(plan.max_sent == 170);
 }
 
-TEST_CASE("a rebuild draws evenly on the live ranks") {
+TEST_CASE("a rebuild loads the live ranks evenly") {
   // One of eight lost: five of the seven are enough for each stripe, and all take part.
   const replica_map map =
       llmmem::redundancy::grouped().place(redundancy_scheme::rs({.data = 5, .parity = 3}), rank_count{8});

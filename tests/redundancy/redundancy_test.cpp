@@ -57,7 +57,7 @@ std::string plain(const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("each scheme says what it needs, tolerates and costs") {
+TEST_CASE("each scheme reports its needs, tolerance and cost") {
   const auto mirror = redundancy_scheme::parse("mirror:3");
   CHECK(mirror == redundancy_scheme::mirror(3));
   CHECK(mirror.kind() == redundancy_kind::mirror);
@@ -161,7 +161,7 @@ TEST_CASE("an invalid scheme is refused with the place and what is allowed there
                        argument_error);
 }
 
-TEST_CASE("random texts are taken exactly where the grammar has them, and come back as they are") {
+TEST_CASE("random texts are accepted exactly if the grammar has them, and survive a round trip") {
   const std::string parts[] = {"mirror", "parity", "rs", "compute", ":",  "+", "0",
                                "1",      "2",      "25", "256",     "99", " ", "x"};
   const std::set<std::string> legal = all_schemes();
@@ -187,7 +187,7 @@ TEST_CASE("random texts are taken exactly where the grammar has them, and come b
   CHECK(taken > 500);
 }
 
-TEST_CASE("a world that is too small learns what would fit") {
+TEST_CASE("a refusal of a small world names a scheme that fits") {
   CHECK(reason("mirror:3", 3) == "fits");
   CHECK(reason("mirror:3", 2) ==
         "mirror:3 needs 3 ranks, but the world has 2: start 1 more, or use mirror:2");

@@ -201,8 +201,7 @@ struct member {
 
 TEST_SUITE("redundant_replica") {
   TEST_CASE(
-      "up to as many ranks as the scheme tolerates die at any time, and the others have every byte of one "
-      "version") {
+      "if as many ranks as the scheme tolerates die at any time, the others have every byte of one version") {
     std::uint64_t recovered = 0;
     for (const char* const text :
          {"mirror:2", "mirror:3", "parity:2", "parity:3", "rs:2+2", "rs:1+2", "compute"}) {
@@ -237,7 +236,7 @@ TEST_SUITE("redundant_replica") {
   }
 
   TEST_CASE(
-      "beyond what the scheme tolerates all remaining ranks report that state is lost, or have it "
+      "if more ranks die than the scheme tolerates, all remaining ranks report lost state, or have it "
       "nevertheless") {
     std::uint64_t lost = 0;
     for (const char* const text : {"mirror:2", "parity:2", "rs:2+1"}) {
@@ -283,7 +282,8 @@ TEST_SUITE("redundant_replica") {
     }
   }
 
-  TEST_CASE("copies are one hop away and hold what was kept, and wards are whose copies one keeps") {
+  TEST_CASE(
+      "copies are one hop away and hold the kept bytes, and wards are the parts whose copies a rank keeps") {
     sim_network net({.seats = 3});
     net.run([&](sim_endpoint& end) {
       ranks_of ranks(end);
@@ -327,7 +327,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("parts that are missing, another's or of another size are refused, and nothing is sent") {
+  TEST_CASE("missing, foreign and wrongly sized parts are refused, and nothing is sent") {
     sim_network net({.seats = 2});
     net.run([&](sim_endpoint& end) {
       ranks_of ranks(end);
@@ -360,7 +360,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("ranks that were set up differently all learn it, and which rank is the first") {
+  TEST_CASE("if ranks are set up differently, all learn it, and which rank is the first") {
     struct given {
       const char* scheme = "mirror:2";
       std::vector<std::uint64_t> sizes{500, 600, 700};
@@ -403,7 +403,7 @@ TEST_SUITE("redundant_replica") {
     }
   }
 
-  TEST_CASE("a home that is no seat of the job is refused with the seats there are") {
+  TEST_CASE("a home outside the job's seats is refused with these seats") {
     sim_network net({.seats = 2});
     net.run([&](sim_endpoint& end) {
       ranks_of ranks(end);
@@ -416,7 +416,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("if there is nothing to restore, all ranks learn why, including those that came later") {
+  TEST_CASE("if there is nothing to restore, all ranks learn why, including late ones") {
     // Seat 2 dies at a moment of its own, and comes back; seat 0 dies in the last act, so that none is left.
     enum class act : std::uint8_t { before_commit, after_commit, after_forget, all_fresh };
     for (const act what : {act::before_commit, act::after_commit, act::after_forget, act::all_fresh}) {
@@ -472,8 +472,8 @@ TEST_SUITE("redundant_replica") {
   }
 
   TEST_CASE(
-      "a version that no rank knows any longer is absence::lost, not never_kept; a version that is complete "
-      "nowhere is state_lost") {
+      "a version that no rank knows any longer is absence::lost, one that is complete nowhere is "
+      "state_lost") {
     for (const bool is_word : {true, false}) {
       CAPTURE(is_word);
       sim_network net({.seats = 2});
@@ -501,7 +501,8 @@ TEST_SUITE("redundant_replica") {
     }
   }
 
-  TEST_CASE("nothing is kept before recover has had a result in the epoch, and the refusal says so") {
+  TEST_CASE(
+      "a rank cannot keep a version before recover has had a result in the epoch, and the refusal says so") {
     sim_network net({.seats = 2});
     net.run([&](sim_endpoint& end) {
       member at(end, redundancy_scheme::mirror(2), {50, 60});
@@ -518,7 +519,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("a part that two ranks computed differently is named, and neither is taken") {
+  TEST_CASE("a part that two ranks computed differently is named, and neither result is used") {
     sim_network net({.seats = 3});
     net.run([&](sim_endpoint& end) {
       member at(end, redundancy_scheme::compute(), {64, 64, 64});
@@ -547,7 +548,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("copies are in other failure domains, of those that are left as well") {
+  TEST_CASE("copies are in different failure domains, also among the remaining ones") {
     sim_network net({.seats = 4});
     net.run([&](sim_endpoint& end) {
       ranks_of ranks(end);
@@ -572,7 +573,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("one that was left out of the last commit counts as lost") {
+  TEST_CASE("a rank that was left out of the last commit counts as lost") {
     sim_network net({.seats = 3});
     net.run([&](sim_endpoint& end) {
       member at(end, redundancy_scheme::parity(2), {500, 600, 700});
@@ -589,7 +590,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("after going back to a checkpoint, one that was away has a higher number, and does not win") {
+  TEST_CASE("after a return to a checkpoint, a rank that was away has a higher number, and does not win") {
     sim_network net({.seats = 2});
     net.run([&](sim_endpoint& end) {
       member at(end, redundancy_scheme::mirror(2), {500, 600});
@@ -607,7 +608,7 @@ TEST_SUITE("redundant_replica") {
     });
   }
 
-  TEST_CASE("what is damaged where it is held is returned by others the second time, and nothing else is") {
+  TEST_CASE("in the second recovery other ranks restore the damaged bytes, and only these") {
     for (const int what : {0, 1, 2}) {
       CAPTURE(what);
       sim_network net({.seats = 3});
@@ -635,7 +636,7 @@ TEST_SUITE("redundant_replica") {
     }
   }
 
-  TEST_CASE("a rank with damage still provides what is intact, even if another has lost everything") {
+  TEST_CASE("a rank with damage still provides its intact data, even if another has lost everything") {
     // What is damaged at rank 1, and whether the rest gives back what rank 0 had, under each scheme.
     struct damaged_case {
       const char* scheme;
@@ -679,7 +680,7 @@ TEST_SUITE("redundant_replica") {
     }
   }
 
-  TEST_CASE("a damaged copy is an error for the rank that receives it, and then another is taken") {
+  TEST_CASE("a damaged copy is an error for the rank that receives it, and another is used afterwards") {
     sim_network net({.seats = 3});
     net.run([&](sim_endpoint& end) {
       member at(end, redundancy_scheme::mirror(3), {500, 600, 700});
@@ -720,7 +721,9 @@ TEST_SUITE("redundant_replica") {
     }
   }
 
-  TEST_CASE("parts of several pieces come back whole, by copies and by sums, with and without destinations") {
+  TEST_CASE(
+      "parts of several pieces are restored completely, by copies and by sums, with and without "
+      "destinations") {
     for (const char* const text : {"mirror:2", "parity:2", "rs:2+2"}) {
       for (const bool has_destinations : {false, true}) {
         CAPTURE(text);
@@ -790,7 +793,7 @@ TEST_SUITE("redundant_replica") {
   }
 
   TEST_CASE(
-      "what this rank holds whole is not copied where no destination is named, and only others' parts take "
+      "without destinations, parts that this rank has complete are not copied, and only others' parts take "
       "memory") {
     sim_network net({.seats = 2});
     net.run([&](sim_endpoint& end) {
@@ -814,8 +817,8 @@ TEST_SUITE("redundant_replica") {
   }
 
   TEST_CASE(
-      "a destination of another size, and an exception from naming it, reach the caller, and no rank waits "
-      "for it") {
+      "a destination of the wrong size, and an exception of the callback, reach the caller, and no rank "
+      "waits for it") {
     for (const bool is_thrown : {false, true}) {
       CAPTURE(is_thrown);
       sim_network net({.seats = 2});
@@ -849,7 +852,7 @@ TEST_SUITE("redundant_replica") {
     }
   }
 
-  TEST_CASE("a version that all have kept is right, for any bit that turned on its way") {
+  TEST_CASE("a version that all ranks have kept is right, for any flipped bit on its way") {
     std::uint64_t refused = 0;
     for (const auto seed : llmmem_tests::seeds(60, 20)) {
       CAPTURE(seed);
@@ -877,7 +880,7 @@ TEST_SUITE("redundant_replica") {
     CHECK(refused < 4 * llmmem_tests::seeds(50, 17).size());
   }
 
-  TEST_CASE("bytes that change on their way are an error, never a part") {
+  TEST_CASE("bytes that change on their way are an error and never become a part") {
     std::uint64_t damaged = 0;
     for (const auto seed : llmmem_tests::seeds(60, 20)) {
       CAPTURE(seed);
@@ -902,7 +905,7 @@ TEST_SUITE("redundant_replica") {
     CHECK(damaged > (llmmem_tests::is_watched ? 0 : 3));
   }
 
-  TEST_CASE("what each found damaged is believed only as it was said") {
+  TEST_CASE("reports of damage count only if they arrive unchanged") {
     std::uint64_t damaged = 0;
     for (const auto seed : llmmem_tests::seeds(60, 20)) {
       CAPTURE(seed);

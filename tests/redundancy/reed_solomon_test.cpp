@@ -107,7 +107,7 @@ void check_all_losses(const Code& code, const pieces& data, std::size_t length, 
 
 }  // namespace
 
-TEST_CASE("every loss of up to m pieces of every code of up to 8 comes back exactly") {
+TEST_CASE("every loss of up to m pieces of every code of up to 8 is restored exactly") {
   for (const code_case& engine : engines_here()) {
     CAPTURE(engine.name);
     std::mt19937_64 random(1);
@@ -140,7 +140,7 @@ TEST_CASE("pieces of every length from 0 to 200 are encoded and rebuilt") {
   }
 }
 
-TEST_CASE("codes with many pieces of parity are encoded whole") {
+TEST_CASE("codes with many pieces of parity are encoded completely") {
   for (const code_case& engine : engines_here()) {
     CAPTURE(engine.name);
     std::mt19937_64 random(3);
@@ -158,7 +158,7 @@ TEST_CASE("codes with many pieces of parity are encoded whole") {
   }
 }
 
-TEST_CASE("a code updated by what changed is the code of what is there") {
+TEST_CASE("an update by the changed piece equals a new encoding") {
   for (const code_case& engine : engines_here()) {
     CAPTURE(engine.name);
     for (const auto seed : seeds(40)) {
@@ -216,7 +216,7 @@ TEST_CASE("verify names the first parity piece that differs in a byte") {
   }
 }
 
-TEST_CASE("spans that are not the code's are refused, and nothing is written") {
+TEST_CASE("spans of another code are refused, and nothing is written") {
   const reed_solomon<> code({2, 2});
   const pieces data{byte_vector(8, std::byte{1}), byte_vector(9, std::byte{2})};
   pieces parity{byte_vector(9, std::byte{3}), byte_vector(8, std::byte{4})};

@@ -38,7 +38,7 @@ double chance(const replica_map& map, std::uint32_t failures) {
 
 }  // namespace
 
-TEST_CASE("groups of mirrors meet the chances Gemini gives") {
+TEST_CASE("groups of mirrors have the probabilities of the Gemini paper") {
   // Wang et al., SOSP 2023: N machines in N/m groups recover from k failures with a probability of
   // at least 1 - N C(N - m, k - m) / (m C(N, k)), which is exact below 2m failures.
   for (const std::uint32_t m : {2U, 3U, 4U}) {
@@ -88,7 +88,7 @@ TEST_CASE("groups of a code lose state exactly when more members fail than they 
   CHECK(chance(many, 4) == doctest::Approx(16 * (4 * 60 + 1) / choose(64, 4)));
 }
 
-TEST_CASE("chances stay numbers in the largest world, at any count of failures") {
+TEST_CASE("probabilities stay finite in the largest world, at any count of failures") {
   for (const char* text : {"mirror:2", "mirror:8", "parity:7", "rs:4+2", "rs:200+56"}) {
     CAPTURE(text);
     for (const replica_map& map :
@@ -112,7 +112,9 @@ TEST_CASE("chances stay numbers in the largest world, at any count of failures")
   CHECK(chance(map, 8) == doctest::Approx(128 / choose(1024, 8)).epsilon(1e-10));
 }
 
-TEST_CASE("a map without groups is enumerated where that is short, and else sampled near what is true") {
+TEST_CASE(
+    "the probability of a map without groups is enumerated if that is short, otherwise sampled close to the "
+    "truth") {
   // A ring, written as holders: what it should say is known.
   lists holders;
   for (std::uint32_t rank = 0; rank < 100; ++rank)
@@ -140,13 +142,13 @@ TEST_CASE("a map without groups is enumerated where that is short, and else samp
                        argument_error);
 }
 
-TEST_CASE("ranks past the world count as no loss") {
+TEST_CASE("ranks past the world do not count as losses") {
   const replica_map map = llmmem::redundancy::grouped().place(redundancy_scheme::mirror(2), rank_count{4});
   CHECK(map.survives({rank_id{0}, rank_id{900}}));
   CHECK(map.survives({rank_id{0}, rank_id{1}, rank_id{900}}).lost == rank_set{rank_id{0}, rank_id{1}});
 }
 
-TEST_CASE("groups and holders that make no map are refused by name") {
+TEST_CASE("impossible groups and holders are refused by name") {
   const auto mirror = redundancy_scheme::mirror(2);
   const auto groups = [&](const std::vector<std::vector<std::uint32_t>>& numbers, std::uint32_t world) {
     static_cast<void>(replica_map::of_groups(mirror, rank_count{world}, of(numbers)));

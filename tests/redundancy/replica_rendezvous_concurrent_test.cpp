@@ -57,7 +57,7 @@ void hold(held_versions& held, const version_facts& facts, std::uint32_t self) {
 }  // namespace
 
 TEST_SUITE("replica_rendezvous") {
-  TEST_CASE("all find the version of the latest epoch and number, and which rank has it") {
+  TEST_CASE("all ranks find the version of the latest epoch and number, and the rank that has it") {
     std::uint64_t stale = 0;
     for (const auto seed : seeds(80)) {
       CAPTURE(seed);
@@ -115,7 +115,7 @@ TEST_SUITE("replica_rendezvous") {
     CHECK(stale > 40);
   }
 
-  TEST_CASE("a rank that knows why there is nothing to restore informs all others") {
+  TEST_CASE("a rank that knows the reason why there is nothing to restore informs all others") {
     const replica_setup setup = setup_of(3);
     on_all_ranks(3, 1, [&](sim_rank& ranks) {
       held_versions held;
@@ -128,7 +128,7 @@ TEST_SUITE("replica_rendezvous") {
     });
   }
 
-  TEST_CASE("all learn what is damaged at which rank of then, of holders of the newest version alone") {
+  TEST_CASE("all ranks learn the damage of each former rank, but only of holders of the newest version") {
     const replica_setup setup = setup_of(4);
     on_all_ranks(4, 1, [&](sim_rank& ranks) {
       const std::uint32_t self = to_index(ranks.rank());

@@ -72,7 +72,8 @@ bool is_same(const kept_version& a, const kept_version& b, std::uint32_t codewor
 }  // namespace
 
 TEST_SUITE("replica_sender") {
-  TEST_CASE("each rank then holds the copies and parities that the map says, and all checksums") {
+  TEST_CASE(
+      "after a spread each rank has all checksums, and the copies and parities that the map assigns to it") {
     for (const char* const scheme :
          {"mirror:2", "mirror:3", "parity:2", "parity:3", "rs:2+2", "rs:1+2", "compute"}) {
       for (const auto seed : seeds(15)) {
@@ -144,7 +145,7 @@ TEST_SUITE("replica_sender") {
     }
   }
 
-  TEST_CASE("a transport that fails is revoked, so that no rank waits") {
+  TEST_CASE("a failing transport is revoked, so that no rank waits") {
     const world_of kept("mirror:2", {20'000, 30'000}, {rank_id{0}, rank_id{1}}, 2);
     on_all_ranks(2, 1, [&](sim_rank& ranks) {
       replica_sender sender(ranks, kept.setup);
@@ -156,7 +157,7 @@ TEST_SUITE("replica_sender") {
     });
   }
 
-  TEST_CASE("a ward that came out differently here is named, and all before it are held") {
+  TEST_CASE("a ward with a different result on this rank is named, and all wards before it are held") {
     const world_of kept("compute", {8, 9, 10, 11}, {rank_id{0}, rank_id{0}, rank_id{0}, rank_id{1}}, 2);
     on_all_ranks(2, 1, [&](sim_rank& ranks) {
       const epoch_owners of = kept.owners_at(ranks.rank());

@@ -43,7 +43,7 @@ struct four_or_more {
 }  // namespace
 
 TEST_SUITE("replica_setup") {
-  TEST_CASE("parts without a home and homes outside of the job are refused with their numbers") {
+  TEST_CASE("parts without a home and homes outside the job are refused with their numbers") {
     CHECK_THROWS_WITH_AS(setup_of("mirror:2", {1, 2, 3}, seats_of({0, 1})),
                          "weights: 3 parts and 2 homes; give one home for each part", argument_error);
     CHECK_THROWS_WITH_AS(
@@ -97,7 +97,7 @@ TEST_SUITE("replica_setup") {
     }
   }
 
-  TEST_CASE("the digest differs where any fact does that all ranks must share") {
+  TEST_CASE("the digest differs if any fact differs that all ranks must share") {
     const std::vector<seat_id> three = seats_of({0, 1, 2});
     const auto digest = [&](const char* scheme, const std::vector<std::uint64_t>& sizes,
                             const std::vector<seat_id>& homes, const std::vector<domain_id>& domains) {
@@ -118,7 +118,7 @@ TEST_SUITE("replica_setup") {
     CHECK(all.size() == 7);
   }
 
-  TEST_CASE("a rank alone has no map; a placement that few members cannot satisfy gives way to neighbours") {
+  TEST_CASE("a single rank has no map; a placement that few members cannot satisfy gives way to neighbours") {
     const replica_setup setup = setup_of("mirror:3", {1, 1, 1, 1}, seats_of({0, 1, 2, 3}));
     CHECK_FALSE(setup.map_of(any_seats(four_or_more()), seats_of({2})));
     CHECK(setup.map_of(any_seats(four_or_more()), seats_of({0, 1, 2, 3}))->scheme().copies() == 3);

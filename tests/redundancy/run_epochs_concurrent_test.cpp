@@ -146,7 +146,7 @@ static_assert(epoch_ranks<sim_ranks>);
 }  // namespace
 
 TEST_SUITE("run_epochs") {
-  TEST_CASE("ranks of a simulation die at any moment and come back: one history, and every byte of it") {
+  TEST_CASE("ranks of a simulation die at any moment and return, with one history and every byte of it") {
     std::uint64_t deaths = 0;
     for (const char* const scheme : {"mirror:2", "parity:3", "rs:2+2"}) {
       for (const auto seed : llmmem_tests::seeds(40)) {
@@ -180,8 +180,7 @@ TEST_SUITE("run_epochs") {
     CHECK(deaths >= 40);
   }
 
-  TEST_CASE(
-      "ranks that are threads are killed at any time and come back: one history, and every byte of it") {
+  TEST_CASE("ranks in threads are killed at any time and return, with one history and every byte of it") {
     std::uint64_t killed = 0;
     for (const auto seed : llmmem_tests::seeds(6)) {
       CAPTURE(seed);
@@ -232,7 +231,7 @@ TEST_SUITE("run_epochs") {
     CHECK(killed >= 3);
   }
 
-  TEST_CASE("a step that goes badly for one is dropped by all, and taken again in the next epoch") {
+  TEST_CASE("if a step fails on one rank, all drop it and repeat it in the next epoch") {
     sim_network net({.seats = 3});
     net.run([&](sim_endpoint& end) {
       sim_ranks ranks(end);
@@ -252,7 +251,7 @@ TEST_SUITE("run_epochs") {
     });
   }
 
-  TEST_CASE("where nothing is left to do all agree once that it is over, and nothing is committed") {
+  TEST_CASE("if no step is left, all ranks agree once that the job is over, and nothing is committed") {
     sim_network net({.seats = 3});
     net.run([&](sim_endpoint& end) {
       sim_ranks ranks(end);
@@ -266,7 +265,7 @@ TEST_SUITE("run_epochs") {
     });
   }
 
-  TEST_CASE("a job that says stop ends at once") {
+  TEST_CASE("a job that returns stop ends at once") {
     sim_network net({.seats = 2});
     net.run([&](sim_endpoint& end) {
       sim_ranks ranks(end);
@@ -329,7 +328,7 @@ TEST_SUITE("run_epochs") {
     });
   }
 
-  TEST_CASE("the next epoch begins where one is out, one comes, or it did not go well, and only there") {
+  TEST_CASE("the next epoch begins only if a rank is out, a rank joins, or this one failed") {
     const seat_set one = [] {
       seat_set made;
       made.insert(seat_id{1});
@@ -353,7 +352,7 @@ TEST_SUITE("run_epochs") {
   }
 
   TEST_CASE(
-      "a rank without which the others continued learns it, as it learns any other end of an agreement") {
+      "a rank learns that the others continued without it, as it learns any other end of an agreement") {
     for (const error_code why : {errc::no_quorum, errc::peer_timed_out}) {
       told_ranks ranks;
       ranks.why = why;

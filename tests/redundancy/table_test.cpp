@@ -37,7 +37,7 @@ std::string row(const char* text, std::uint32_t jump, std::uint32_t world) {
 
 }  // namespace
 
-TEST_CASE("the table of docs/redundancy.md is what the maps say") {
+TEST_CASE("the table of docs/redundancy.md matches the maps") {
   std::ifstream file(std::string(LLMMEM_SOURCE_DIR) + "/docs/redundancy.md");
   REQUIRE(file);
   const std::string page{std::istreambuf_iterator<char>(file), {}};

@@ -103,7 +103,7 @@ TEST_CASE("a source may be the destination") {
   }
 }
 
-TEST_CASE("a parity that is updated by what changed is the parity of what is there") {
+TEST_CASE("an updated parity equals the parity of the present pieces") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     std::mt19937_64 random(seed);
@@ -126,7 +126,7 @@ TEST_CASE("a parity that is updated by what changed is the parity of what is the
   }
 }
 
-TEST_CASE("any one piece comes back from the parity and the others") {
+TEST_CASE("any one piece is restored from the parity and the others") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     std::mt19937_64 random(seed);
@@ -172,7 +172,7 @@ TEST_CASE("a piece longer than its parity is refused, and nothing is written") {
   CHECK(lost == byte_vector(12, std::byte{9}));
 }
 
-TEST_CASE("the best path is one that the machine has, and a missing one is refused by name") {
+TEST_CASE("the best path is available on the machine, and a missing one is refused by name") {
   CHECK(has_simd_path(best_simd_path()));
   CHECK(has_simd_path(simd_path::portable));
   for (const simd_path path : simd_paths) {

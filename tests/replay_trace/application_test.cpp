@@ -54,7 +54,7 @@ const std::string three_requests =
 
 }  // namespace
 
-TEST_CASE("--json writes one object with every field and nothing else") {
+TEST_CASE("with --json the program writes one object with every field and nothing else") {
   const scratch_file file(three_requests);
   const outcome got = run({"--trace", file.path(), "--json", "--capacity-blocks", "10"});
   CHECK(got.status == exit_status::success);
@@ -75,7 +75,7 @@ TEST_CASE("--json writes one object with every field and nothing else") {
   CHECK(object.size() == 11);
 }
 
-TEST_CASE("--policy all writes an array, one object for each policy") {
+TEST_CASE("with --policy all the program writes an array, one object for each policy") {
   const scratch_file file(three_requests);
   const json array = json::parse(run({"--trace", file.path(), "--json", "--policy", "all"}).out);
   REQUIRE(array.size() == policy_names.size());
@@ -84,12 +84,13 @@ TEST_CASE("--policy all writes an array, one object for each policy") {
   CHECK(array[0].at("capacity_blocks") == 4);  // unlimited: what it came to hold
 }
 
-TEST_CASE("a trace's name survives JSON with any bytes") {
+TEST_CASE("a trace's name of any bytes survives JSON") {
   CHECK(json::parse(to_json("a\"b\\c\n\x01\xff\xc3\xa9", replay_result{}, llmmem::find_model("llama3-70b")))
             .at("trace") == "a\"b\\c\n\x01\xef\xbf\xbd\xc3\xa9");
 }
 
-TEST_CASE("--tiers reports hits by tier and the time to the first token, as text and as JSON") {
+TEST_CASE(
+    "with --tiers the program reports hits by tier and the time to the first token, as text and as JSON") {
   const scratch_file file(three_requests);
   const std::vector<std::string> asked{"--trace", file.path(), "--tiers", "hbm=1,host=1,nvme=4"};
   const outcome text = run(asked);
@@ -106,7 +107,7 @@ TEST_CASE("--tiers reports hits by tier and the time to the first token, as text
   CHECK(result["first_token_ms"].size() == 4);
 }
 
-TEST_CASE("tiers that cannot be are refused by name") {
+TEST_CASE("impossible tiers are refused by name") {
   const auto first_line = [](std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), "--generate");
     const outcome got = run(arguments);
@@ -144,7 +145,7 @@ TEST_CASE("a trace without timestamps is reported as one") {
   CHECK(got.out.find("  requests       1 without timestamps\n") != std::string::npos);
 }
 
-TEST_CASE("a BurstGPT trace is replayed as lengths, recognised or named") {
+TEST_CASE("a BurstGPT trace is replayed as lengths, whether recognised or named") {
   const scratch_file file("Timestamp,Request tokens,Response tokens\n5,472,18\n");
   for (const std::vector<std::string>& extra : {std::vector<std::string>{}, {"--format", "burstgpt"}}) {
     std::vector<std::string> arguments{"--trace", file.path(), "--json"};
@@ -155,7 +156,7 @@ TEST_CASE("a BurstGPT trace is replayed as lengths, recognised or named") {
   }
 }
 
-TEST_CASE("--chart draws every policy") {
+TEST_CASE("with --chart the program draws every policy") {
   const scratch_file file(three_requests);
   const std::string chart = file.beside("chart.svg");
   CHECK(run({"--trace", file.path(), "--chart", chart}).status == exit_status::success);
@@ -169,7 +170,7 @@ TEST_CASE("--chart draws every policy") {
   }
 }
 
-TEST_CASE("what a chart cannot show is refused") {
+TEST_CASE("data that a chart cannot show is refused") {
   CHECK_THROWS_WITH_AS(draw_svg({"t", {}, {}}), "chart: nothing to draw, there is no series",
                        llmmem::argument_error);
   CHECK_THROWS_WITH_AS(draw_svg({"t", {{"lru", {}}}, {}}), "chart: series \"lru\" has no points",
@@ -207,7 +208,7 @@ TEST_CASE("wrong usage ends with status 2 and names the option") {
   wrong({"--generate", "--nonsense"}, "The following argument was not expected: --nonsense");
 }
 
-TEST_CASE("bad data ends with status 1, and with --json writes no half of an object") {
+TEST_CASE("bad data ends with status 1, and with --json the output has no partial object") {
   const scratch_file file("{\"timestamp\": 0}\n");
   for (const std::vector<std::string>& extra : {std::vector<std::string>{}, {"--json"}}) {
     std::vector<std::string> arguments{"--trace", file.path()};
@@ -227,7 +228,7 @@ TEST_CASE("bad data ends with status 1, and with --json writes no half of an obj
   CHECK(unwritable.notes.find("/nonexistent/chart.svg: cannot write it") != std::string::npos);
 }
 
-TEST_CASE("--skip-bad says how many lines it passed over, and why the first") {
+TEST_CASE("with --skip-bad the program reports how many lines it skipped, and the reason of the first") {
   const scratch_file file(three_requests + "rubbish\n{}\n");
   CHECK(run({"--trace", file.path()}).status == exit_status::failure);
   const outcome got = run({"--trace", file.path(), "--skip-bad"});
@@ -237,7 +238,7 @@ TEST_CASE("--skip-bad says how many lines it passed over, and why the first") {
   CHECK(got.out.find("skipped        2 malformed lines") != std::string::npos);
 }
 
-TEST_CASE("of an option given twice the last counts") {
+TEST_CASE("the last of a repeated option counts") {
   const scratch_file file(three_requests);
   const outcome got = run({"--trace", file.path(), "--policy", "all", "--capacity-blocks", "10", "--json",
                            "--capacity-blocks", "2", "--policy", "min"});
@@ -246,13 +247,13 @@ TEST_CASE("of an option given twice the last counts") {
   CHECK(json::parse(got.out).at("policy") == "min");
 }
 
-TEST_CASE("help is a success") {
+TEST_CASE("the help text ends with success") {
   const outcome got = run({"--help"});
   CHECK(got.status == exit_status::success);
   CHECK(got.out.find("--capacity-blocks") != std::string::npos);
 }
 
-TEST_CASE("help that cannot be written is a failure") {
+TEST_CASE("unwritable help text is a failure") {
   const example::file_handle full = example::open("/dev/full", "w");
   const outcome got = run_captured([&](std::FILE*, std::FILE* notes) {
     return run_application({"--help"}, replay, {.out = full.get(), .notes = notes});

@@ -17,7 +17,7 @@
 
 using namespace replay_trace;
 
-TEST_CASE("with tiers that hold every block, a small cache finds what an unlimited one does") {
+TEST_CASE("with tiers for every block, a small cache has the hits of an unlimited one") {
   const trace from = generate_trace({});
   const auto nothing = [](std::uint64_t) {};
   const replay_result all = replay(from, {.policy = "lru"}, nothing);
@@ -38,7 +38,7 @@ TEST_CASE("with tiers that hold every block, a small cache finds what an unlimit
   }
 }
 
-TEST_CASE("blocks of any size, in memory and in a file, are found alike, and each is checked") {
+TEST_CASE("blocks of any size have the same hits in memory and in a file, and each is verified") {
   const trace from = generate_trace({.requests = 1500});
   const auto nothing = [](std::uint64_t) {};
   const llmmem_tests::temporary_folder folder;
@@ -59,7 +59,7 @@ TEST_CASE("blocks of any size, in memory and in a file, are found alike, and eac
   }
 }
 
-TEST_CASE("a first token takes what its bytes and operations take") {
+TEST_CASE("a first token takes the time of its bytes and operations") {
   replay_result result;
   result.requests = 2;
   result.input_tokens = 1000;

@@ -49,7 +49,7 @@ TEST_CASE("the same seed makes the same trace, another seed another") {
   CHECK(one.output_tokens() == 166741);
 }
 
-TEST_CASE("every request has the blocks that its length makes, and time continues") {
+TEST_CASE("every request has the blocks of its length, and time never decreases") {
   const trace made = generate_trace({.seed = 2, .requests = 2'000, .block_tokens = 128});
   std::uint64_t last = 0;
   for (std::size_t i = 0; i < made.size(); ++i) {

@@ -146,7 +146,7 @@ std::vector<std::vector<std::uint64_t>> next_uses_of(const trace& from) {
 
 }  // namespace
 
-TEST_CASE("a replay counts the hits and evictions that the rules say, for every capacity") {
+TEST_CASE("a replay counts hits and evictions by the rules, for every capacity") {
   for (const auto seed : seeds_within(150, 30)) {
     CAPTURE(seed);
     const trace from = random_trace(seed);
@@ -166,7 +166,7 @@ TEST_CASE("a replay counts the hits and evictions that the rules say, for every 
   }
 }
 
-TEST_CASE("without a limit the hits are the references to blocks seen before") {
+TEST_CASE("without a limit, the hits are the references to earlier blocks") {
   const trace from = generate_trace({});
   const replay_result got = run(from, "lru", std::nullopt);
   CHECK(got.hits == from.block_ids().size() - distinct_blocks(from));
@@ -174,7 +174,7 @@ TEST_CASE("without a limit the hits are the references to blocks seen before") {
   CHECK(got.capacity_blocks == distinct_blocks(from));
 }
 
-TEST_CASE("tokens and slots are summed at each request's end") {
+TEST_CASE("a replay sums tokens and slots at each request's end") {
   trace from("three", trace_format::azure, 16);
   from.add(0, 10, 7, {});  // 17 tokens in 2 blocks
   from.add(1, 16, 0, {});  // 16 in 1
@@ -186,7 +186,7 @@ TEST_CASE("tokens and slots are summed at each request's end") {
   CHECK(got.hits == 0);
 }
 
-TEST_CASE("a last block without an id is held, but it is neither a reference nor a prefix") {
+TEST_CASE("a last block without an id is held, and counts neither as a reference nor as a prefix") {
   trace from("t", trace_format::mooncake, 4);
   const std::vector<std::uint64_t> ids{1, 2};
   for (int i = 0; i < 3; ++i)
@@ -208,7 +208,7 @@ TEST_CASE("progress reaches the number of requests") {
   CHECK(last == from.size());
 }
 
-TEST_CASE("what cannot be replayed is refused, with the reason") {
+TEST_CASE("an impossible replay is refused with the reason") {
   const trace from = random_trace(1);
   CHECK_THROWS_WITH_AS(run(from, "mru", 4),
                        "make_eviction: no policy is called \"mru\"; known are lru, fifo, lfu, min, slru, "
@@ -223,7 +223,7 @@ TEST_CASE("what cannot be replayed is refused, with the reason") {
                        "replay: blocks of 0 tokens; at least 1 is needed", llmmem::length_error);
 }
 
-TEST_CASE("an empty trace is replayed to zeros") {
+TEST_CASE("the replay of an empty trace gives zeros") {
   const trace from("empty", trace_format::mooncake, 512);
   const replay_result got = run(from, "lru", std::nullopt);
   CHECK(got.requests == 0);
@@ -253,7 +253,7 @@ TEST_CASE("the conversation trace has the hit ratios of an independent simulator
 }
 
 TEST_CASE(
-    "hazard finds at least as much of the conversation trace as any other policy that cannot see ahead") {
+    "hazard has at least the hits of every other policy without a look-ahead on the conversation trace") {
   const std::string path = real_trace("mooncake_conversation_trace.jsonl");
   if (path.empty()) return;
   const trace from = read_trace_file(path);
@@ -269,7 +269,7 @@ TEST_CASE(
   CHECK(run(from, "hazard", 10'000).hit_ratio().value() > 0.2348);
 }
 
-TEST_CASE("the further a policy sees into the queue the more it finds, between LRU and MIN") {
+TEST_CASE("a policy that sees further into the queue has more hits, between LRU and MIN") {
   const std::string path = real_trace("mooncake_conversation_trace.jsonl");
   if (path.empty()) return;
   const trace from = read_trace_file(path);

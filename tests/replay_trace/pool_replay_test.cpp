@@ -23,8 +23,7 @@ std::uint64_t all_hits(const replay_result& of) {
 
 }  // namespace
 
-TEST_CASE(
-    "a pool with space for everything finds what one cache without limit finds, for any number of nodes") {
+TEST_CASE("a pool with space for everything has the hits of one unlimited cache, for any number of nodes") {
   const trace from = generate_trace({.requests = 600});
   const std::uint64_t ceiling = replay(from, {}, [](std::uint64_t) {}).hits;
   for (const std::uint32_t nodes : {2U, 3U, 7U}) {
@@ -39,7 +38,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a pool with little space finds more than its nodes alone, also on a file") {
+TEST_CASE("a small pool has more hits than its nodes separately, also on a file") {
   const trace from = generate_trace({.requests = 600});
   const llmmem_tests::temporary_folder folder;
   const tier_blocks tiers{.host = 200, .nvme = 600, .block_bytes = 64, .nodes = 3};

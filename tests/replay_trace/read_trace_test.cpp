@@ -112,7 +112,7 @@ TEST_CASE("a timestamp takes precedence over a delay, and later turns count from
   CHECK(from[3].timestamp_us == 1'000);
 }
 
-TEST_CASE("a trace may have no timestamps at all") {
+TEST_CASE("a trace may have no timestamps") {
   const std::string line = R"({"input_length": 600, "output_length": 3, "hash_ids": [7, 8]})";
   const trace from = read(line + "\n" + line);
   CHECK(from.format() == trace_format::mooncake);
@@ -120,8 +120,7 @@ TEST_CASE("a trace may have no timestamps at all") {
   CHECK_FALSE(from.has_timestamps());
 }
 
-TEST_CASE(
-    "ids of full blocks alone are distinguished from ids of all blocks by the first line that shows it") {
+TEST_CASE("the first line that shows it distinguishes ids of full blocks only from ids of all blocks") {
   const auto line = [](int input, std::string_view some_ids) {
     return R"({"timestamp": 0, "input_length": )" + std::to_string(input) +
            R"(, "output_length": 5, "hash_ids": [)" + std::string(some_ids) + "]}\n";
@@ -184,7 +183,7 @@ TEST_CASE("a Mooncake trace may have blocks of sixteen tokens") {
   CHECK(later.block_tokens() == 16);
 }
 
-TEST_CASE("ids may be signed, but not signed here and past 2^63 there") {
+TEST_CASE("ids may be signed, but a trace cannot have both negative ids and ids past 2^63") {
   const std::string negative =
       R"({"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [-8446744073709551615, 12]})"
       "\n";
@@ -389,7 +388,7 @@ TEST_CASE("a malformed CSV line is refused by file, line, column and reason") {
   CHECK(why("\"2023-11-16 18:15:46,374,44").find("a quote is not closed") != std::string::npos);
 }
 
-TEST_CASE("a file that holds no trace says what it is") {
+TEST_CASE("the error for a file that is not a trace says what the file is") {
   CHECK_THROWS_WITH_AS(read(""), "t: no request in it: it is empty", trace_error);
   CHECK_THROWS_WITH_AS(read("\n \n"), "t: no request in it: it is empty", trace_error);
   CHECK_THROWS_WITH_AS(read(header), "t: no request in it, only the header", trace_error);
@@ -417,7 +416,7 @@ TEST_CASE("a file that holds no trace says what it is") {
   CHECK_THROWS_WITH_AS(read_trace_file("/"), "/: is a directory; name one trace file", llmmem::system_error);
 }
 
-TEST_CASE("malformed lines are skipped when asked for, counted, and the first is kept") {
+TEST_CASE("malformed lines are skipped on request and counted, and the first is kept") {
   const trace from =
       read(std::string(good) + "\n{\n" + std::string(good) + "\nrubbish\n", {.on_bad_line = bad_lines::skip});
   CHECK(from.size() == 2);
@@ -457,7 +456,7 @@ TEST_CASE("a line at the limit is read, one byte more is not") {
   CHECK_THROWS_AS(read(text, {.max_line_bytes = text.size() - 1}), trace_error);
 }
 
-TEST_CASE("lines come out the same however the source cuts them") {
+TEST_CASE("lines are the same, regardless of how the source cuts them") {
   struct dripping_source {
     std::string_view rest;
     llmmem_tests::random_numbers random;
@@ -491,7 +490,7 @@ TEST_CASE("lines come out the same however the source cuts them") {
   }
 }
 
-TEST_CASE("the real traces have the counts that their description states") {
+TEST_CASE("the real traces have the counts of their descriptions") {
   const char* folder = std::getenv("LLMMEM_DATA_DIR");
   const std::string data = folder == nullptr ? "" : folder;
   if (data.empty() || !std::filesystem::exists(data + "/mooncake_conversation_trace.jsonl")) {

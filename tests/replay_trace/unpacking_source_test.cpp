@@ -172,7 +172,7 @@ std::string zstd(std::string_view text) {
 
 }  // namespace
 
-TEST_CASE("what is not packed comes out as it is, however short and however it is cut") {
+TEST_CASE("unpacked data passes through unchanged, regardless of its length and cuts") {
   for (const auto seed : llmmem_tests::seeds(100)) {
     CAPTURE(seed);
     llmmem_tests::random_numbers random(seed);
@@ -228,7 +228,7 @@ TEST_CASE("a trace packed with zstd is refused by a program without zstd, which 
 }
 #endif
 
-TEST_CASE("data packed in other ways is refused by name, with what unpacks it") {
+TEST_CASE("data of other packers is refused by name, with a tool that unpacks it") {
   CHECK(why(bytes("fd377a585a000004")) == "t: is xz data, which is not read: unpack it with `xz -d`");
   CHECK(why("BZh91AY&SY") == "t: is bzip2 data, which is not read: unpack it with `bzip2 -d`");
   CHECK(why(bytes("04224d186440a7")) == "t: is lz4 data, which is not read: unpack it with `lz4 -d`");

@@ -69,7 +69,7 @@ struct told_cache {
 
 }  // namespace
 
-TEST_CASE("the least of equal chunks is what MIN fetches from where the window began") {
+TEST_CASE("for equal chunks the minimum is what MIN fetches from the window's beginning") {
   for (const auto seed : seeds(400)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -99,7 +99,7 @@ TEST_CASE("the least of equal chunks is what MIN fetches from where the window b
   }
 }
 
-TEST_CASE("a loop over one chunk more than fits misses every time under LRU, and rarely under MIN") {
+TEST_CASE("a loop over one chunk too many misses every time under LRU, and rarely under MIN") {
   access_window window(10'000);
   told_cache cache{window, 8};
   for (std::uint32_t i = 0; i < 900; ++i)
@@ -112,7 +112,7 @@ TEST_CASE("a loop over one chunk more than fits misses every time under LRU, and
   CHECK(found.ratio() == doctest::Approx(7.5));
 }
 
-TEST_CASE("the moved bytes are never fewer than the minimum, for any sizes, writes and leases") {
+TEST_CASE("the moved bytes are at least the minimum, for any sizes, writes and leases") {
   for (const auto seed : seeds(400)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -174,7 +174,7 @@ TEST_CASE("the moved bytes are never fewer than the minimum, for any sizes, writ
   }
 }
 
-TEST_CASE("a leased chunk takes its bytes from what MIN may keep") {
+TEST_CASE("a leased chunk reduces the bytes that MIN may keep") {
   access_window window(100);
   const auto use = [&](std::uint32_t chunk) {
     window.on_arrived(chunk_id{chunk}, page);
@@ -199,7 +199,7 @@ TEST_CASE("a leased chunk takes its bytes from what MIN may keep") {
   CHECK(window.regret(3 * page).min_bytes == 2 * page);
 }
 
-TEST_CASE("chunks that are written again need not come up, whether they lay there or not") {
+TEST_CASE("overwritten chunks need not come up, in tier 0 or not") {
   access_window window(100);
   for (int round = 0; round < 3; ++round) {
     window.on_leased(chunk_id{0}, page, access_mode::write);
@@ -214,7 +214,7 @@ TEST_CASE("chunks that are written again need not come up, whether they lay ther
   CHECK(window.regret(page / 2).min_bytes == page / 2);
 }
 
-TEST_CASE("what was made in tier 0 need not come up, and may be kept from then on") {
+TEST_CASE("contents made in tier 0 need not come up, and may be kept from then on") {
   access_window window(100);
   const auto read = [&](std::uint32_t chunk) {
     window.on_leased(chunk_id{chunk}, page, access_mode::read);
@@ -243,7 +243,7 @@ TEST_CASE("what was made in tier 0 need not come up, and may be kept from then o
   CHECK(window.regret(2 * page) == access_regret{.accesses = 2});
 }
 
-TEST_CASE("a window keeps as many events as it was built for, and no more memory") {
+TEST_CASE("a window keeps its configured number of events, in fixed memory") {
   CHECK_THROWS_WITH_AS(access_window(0), "access_window: 0 events; it must keep at least 1", argument_error);
   counting_metadata metadata;
   {

@@ -50,7 +50,7 @@ struct training {
 
 }  // namespace
 
-TEST_CASE("an evaluation between two iterations is no part of the plan, and does not end it") {
+TEST_CASE("an evaluation between two iterations is not part of the plan, and the plan continues after it") {
   training with;
   training without;
   for (std::uint64_t i = 1; i <= 6; ++i) {

@@ -189,7 +189,7 @@ constexpr link_model nvme{.bytes_per_second = 6 * gb, .latency_ns = 80'000, .dup
 
 }  // namespace
 
-TEST_CASE("no bound of a program that writes is above the best of all plans, and next use is not below") {
+TEST_CASE("for programs that write, no bound exceeds the best of all plans, nor next use's result") {
   std::size_t tight = 0;
   std::size_t stalling = 0;
   for (const auto seed : seeds(150)) {
@@ -221,7 +221,7 @@ TEST_CASE("no bound of a program that writes is above the best of all plans, and
   CHECK(tight * 4 > stalling);
 }
 
-TEST_CASE("a drive that reads and writes alternately is bound by both, also within an iteration") {
+TEST_CASE("both ways bound a drive that reads and writes alternately, also within an iteration") {
   // In the optimizer's pass 16 GB come up and 8 go down while 200 ms are computed.
   const auto trace = shapes::training_step(40, 200 * mb, 200 * mb, 1'200 * mb, 40 * ms);
   schedule_machine machine{.budgets = {48 * gb}, .links = {nvme}};
@@ -234,7 +234,7 @@ TEST_CASE("a drive that reads and writes alternately is bound by both, also with
   CHECK(at_once.stall_ns < 2'500 * ms);
 }
 
-TEST_CASE("of three tiers the two upper ones hold different chunks, where chunks stay in the first") {
+TEST_CASE("the two upper of three tiers hold different chunks if chunks stay in the first") {
   // 80 layers of which 20 and 40 fit: what is in neither comes over the drive each time.
   const auto trace = shapes::forward(80, 500 * mb, 10 * ms);
   const schedule_machine machine{.budgets = {10 * gb, 20 * gb}, .links = {pcie, nvme}};

@@ -149,7 +149,8 @@ std::string refusal(const pipeline_timeline& timeline, const std::vector<bubble_
 
 }  // namespace
 
-TEST_CASE("work that may be cut: greedy places all that a matching can, exact as many as any subset has") {
+TEST_CASE(
+    "for divisible work greedy places as many items as a matching can, and exact as many as any subset has") {
   for (const auto seed : seeds(400)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -178,7 +179,7 @@ TEST_CASE("work that may be cut: greedy places all that a matching can, exact as
   }
 }
 
-TEST_CASE("with release times greedy may place fewer than exact") {
+TEST_CASE("with release times, greedy may place fewer items than exact") {
   const pipeline_timeline idle{.tasks = {{}}, .makespan_ns = 6};
   const std::vector<bubble_work> work{{.ns = 2, .release_ns = 3, .deadline_ns = 5},
                                       {.ns = 2, .release_ns = 4},
@@ -187,7 +188,7 @@ TEST_CASE("with release times greedy may place fewer than exact") {
   CHECK(bubble_fill(idle, work, cut_exact).left_out == std::vector<std::size_t>{0});
 }
 
-TEST_CASE("work that may be cut and has no release times: greedy places as many as exact") {
+TEST_CASE("for divisible work without release times, greedy places as many items as exact") {
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -200,7 +201,8 @@ TEST_CASE("work that may be cut and has no release times: greedy places as many 
   }
 }
 
-TEST_CASE("uncut work: exact places as many items as trying every start, greedy at most as many") {
+TEST_CASE(
+    "for indivisible work exact places as many items as trying every start, and greedy at most as many") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -224,7 +226,7 @@ TEST_CASE("uncut work: exact places as many items as trying every start, greedy 
   }
 }
 
-TEST_CASE("uncut work may fit in another order than by deadline") {
+TEST_CASE("indivisible work may fit in an order other than by deadline") {
   pipeline_timeline timeline{.tasks = {{{.start_ns = 3, .finish_ns = 5}}}, .makespan_ns = 7};
   const std::vector<bubble_work> work{{.ns = 2, .deadline_ns = 7}, {.ns = 3, .deadline_ns = 8}};
   CHECK(bubble_fill(timeline, work, whole_greedy).left_out == std::vector<std::size_t>{1});
@@ -232,14 +234,14 @@ TEST_CASE("uncut work may fit in another order than by deadline") {
         std::vector<bubble_piece>{{1, 0, 0, 3}, {0, 0, 5, 7}});
 }
 
-TEST_CASE("uncut work is ordered so that later items fit") {
+TEST_CASE("indivisible work is ordered so that later items fit") {
   const pipeline_timeline idle{.tasks = {{}}, .makespan_ns = 9};
   const std::vector<bubble_work> work{{.ns = 3}, {.ns = 1, .release_ns = 5}, {.ns = 3, .release_ns = 6}};
   CHECK(bubble_fill(idle, work, whole_exact).pieces ==
         std::vector<bubble_piece>{{0, 0, 0, 3}, {1, 0, 5, 6}, {2, 0, 6, 9}});
 }
 
-TEST_CASE("of two sets of equal size the exact search takes the one with the item listed first") {
+TEST_CASE("of two sets of equal size, exact takes the one with the earlier listed item") {
   pipeline_timeline timeline{.tasks = {{}}, .makespan_ns = 4};
   const std::vector<bubble_work> work{{.ns = 4}, {.ns = 3}};
   for (const auto& options : {cut_exact, whole_exact}) {
@@ -248,7 +250,7 @@ TEST_CASE("of two sets of equal size the exact search takes the one with the ite
   }
 }
 
-TEST_CASE("an item that may be cut continues in the next bubble, another waits for a bubble that fits it") {
+TEST_CASE("a divisible item continues in the next bubble, another waits for a bubble that fits it") {
   const pipeline_shape shape{.devices = 2, .micro_batches = 2};
   const auto timeline =
       simulate_pipeline(one_f_one_b(shape), {.forward_ns = {2, 2}, .backward_ns = {3, 3}, .send_ns = 0});
@@ -279,7 +281,7 @@ TEST_CASE("a copy takes its latency and its bytes over the bandwidth, rounded up
       "copy_ns: 9223372037000000 x 1000 exceeds the latest time, 2^63 - 1 ns; lower the times", length_error);
 }
 
-TEST_CASE("work that can never be placed is refused with its number") {
+TEST_CASE("impossible work is refused with its number") {
   const pipeline_timeline timeline{.tasks = {{}}, .makespan_ns = 4};
   CHECK(refusal(timeline, {{.ns = 1}, {.device = 1, .ns = 1}}) ==
         "bubble_fill: item 1 is for device 1; the timeline has 1");

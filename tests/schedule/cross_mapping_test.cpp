@@ -28,7 +28,7 @@ std::vector<std::uint8_t> in_groups(std::uint32_t devices, std::uint32_t group) 
 
 }  // namespace
 
-TEST_CASE("the mapping is the first of all orders that has the least contention") {
+TEST_CASE("the mapping is the first order with the least contention") {
   for (const auto seed : seeds(150)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -63,7 +63,7 @@ TEST_CASE("the mapping is the first of all orders that has the least contention"
   }
 }
 
-TEST_CASE("four devices, two to a root complex: neighbours load through different ones") {
+TEST_CASE("of four devices, two per root complex, neighbours load through different ones") {
   const auto mapping = cross_mapping(4, overlap_by_distance(4), in_groups(4, 2));
   CHECK(mapping.device == std::vector<std::uint32_t>{0, 2, 1, 3});
   CHECK(mapping.contention == 2 + 2);
@@ -71,16 +71,16 @@ TEST_CASE("four devices, two to a root complex: neighbours load through differen
   CHECK(overlap_by_distance(4)[1] + overlap_by_distance(4)[2 * 4 + 3] == 6);
 }
 
-TEST_CASE("overlap falls with distance and is 0 on the diagonal") {
+TEST_CASE("overlap decreases with distance and is 0 on the diagonal") {
   CHECK(overlap_by_distance(3) == std::vector<std::uint64_t>{0, 2, 1, 2, 0, 2, 1, 2, 0});
 }
 
-TEST_CASE("ten devices on ten links have no contention, ten on one link all of it") {
+TEST_CASE("ten devices have no contention on ten links, and all of it on one") {
   CHECK(cross_mapping(10, overlap_by_distance(10), in_groups(10, 1)).contention == 0);
   CHECK(cross_mapping(3, overlap_by_distance(3), in_groups(3, 3)).contention == 5);
 }
 
-TEST_CASE("matrices of another size, or that say two things of one pair, are refused") {
+TEST_CASE("matrices of another size, or with two values for a pair, are refused") {
   const std::vector<std::uint64_t> overlap{0, 1, 1, 0};
   const std::vector<std::uint8_t> shares{0, 1, 0, 0};
   const auto map = [](std::uint32_t n, const auto& a, const auto& b) {

@@ -11,7 +11,7 @@
 using namespace llmmem;
 using namespace llmmem_tests;
 
-TEST_CASE("a plan is repaired until a number of consecutive iterations have left it") {
+TEST_CASE("a plan is repaired until several consecutive iterations have left it") {
   for (const auto seed : seeds(50)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -32,7 +32,7 @@ TEST_CASE("a plan is repaired until a number of consecutive iterations have left
   }
 }
 
-TEST_CASE("a plan is dropped at once to record another; falling back keeps it and follows none") {
+TEST_CASE("a response may drop a plan at once to record another, or keep it and follow none") {
   detail::divergence_response anew(on_divergence::re_record, 3);
   CHECK(anew.plan_left());
   CHECK_FALSE(anew.fell_back());
@@ -48,7 +48,7 @@ TEST_CASE("a plan is dropped at once to record another; falling back keeps it an
   }
 }
 
-TEST_CASE("uses are counted by frequency only, and foretold as a forecast of its own does") {
+TEST_CASE("uses are counted by frequency only, and forecast as by a separate forecast") {
   for (const on_divergence what :
        {on_divergence::repair, on_divergence::re_record, on_divergence::fall_back}) {
     detail::divergence_response response(what, 3);
@@ -79,7 +79,7 @@ TEST_CASE("uses are counted by frequency only, and foretold as a forecast of its
   CHECK_FALSE(response.has_forecast());
 }
 
-TEST_CASE("a recording over more chunks than before counts all of them") {
+TEST_CASE("a recording with more chunks than before counts all of them") {
   detail::divergence_response response(on_divergence::by_frequency, 3);
   response.know_chunks(1);
   response.used(chunk_id{0});

@@ -32,7 +32,7 @@ bool is_same(const schedule_trace& one, const schedule_trace& other) {
 
 }  // namespace
 
-TEST_CASE("an iteration that is recorded call by call is its trace, without the time that calls waited") {
+TEST_CASE("an iteration recorded call by call equals its trace, without the waits of calls") {
   for (const auto seed : seeds(50)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -54,7 +54,7 @@ TEST_CASE("an iteration that is recorded call by call is its trace, without the 
   }
 }
 
-TEST_CASE("a lease that was refused is not recorded, and the computing around it adds up") {
+TEST_CASE("a refused lease is not recorded, and the computation around it adds up") {
   trace_recorder chunks;
   const chunk_id chunk = chunks.add_chunk(100);
   detail::iteration_recorder recorder;
@@ -85,7 +85,7 @@ TEST_CASE("a recording with a lease that is still held is refused by the recorde
   CHECK_THROWS_AS(static_cast<void>(recorder.freeze(2)), argument_error);
 }
 
-TEST_CASE("an iteration that was timed from end to end gives its trace other times, and nothing else does") {
+TEST_CASE("an iteration timed from end to end changes only the times of its trace") {
   for (const auto seed : seeds(50)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -119,7 +119,7 @@ TEST_CASE("an iteration that was timed from end to end gives its trace other tim
   }
 }
 
-TEST_CASE("an event that is recorded twice does not replace one that was left out") {
+TEST_CASE("an event that is recorded twice does not replace a missing one") {
   trace_recorder record;
   const chunk_id chunk = record.add_chunk(100);
   record.acquire(chunk, access_mode::read);

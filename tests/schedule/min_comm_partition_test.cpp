@@ -149,7 +149,7 @@ void check_is_best(const case_of_swap& each) {
 
 }  // namespace
 
-TEST_CASE("on one device the step is the shortest of all 2^(L-1) partitions") {
+TEST_CASE("on one device the step is the minimum over all 2^(L-1) partitions") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -157,7 +157,7 @@ TEST_CASE("on one device the step is the shortest of all 2^(L-1) partitions") {
   }
 }
 
-TEST_CASE("on several devices the step is the shortest of all cuts into stages and waves") {
+TEST_CASE("on several devices the step is the minimum over all stages and waves") {
   for (const auto seed : seeds(400)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -176,7 +176,7 @@ TEST_CASE("on several devices the step is the shortest of all cuts into stages a
   }
 }
 
-TEST_CASE("times near the end of time are still compared") {
+TEST_CASE("times near the largest are still compared") {
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -190,7 +190,7 @@ TEST_CASE("times near the end of time are still compared") {
   }
 }
 
-TEST_CASE("a plan's stages, waves and sums are those of its partition") {
+TEST_CASE("a plan has the stages, waves and sums of its partition") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -314,7 +314,7 @@ TEST_CASE("docs/pipelines.md shows what partitions of 40 layers take") {
   llmmem_tests::check_documented("pipelines.md", table);
 }
 
-TEST_CASE("a layer that no device holds is named with its bytes") {
+TEST_CASE("a layer that fits no device is named with its bytes") {
   case_of_swap each{.layers = {{.parameter_bytes = 5}, {.parameter_bytes = 9, .input_bytes = 2}},
                     .devices = {.count = 2, .bytes = 12, .bytes_per_second = 1},
                     .micro_batches = 2};
@@ -327,7 +327,7 @@ TEST_CASE("a layer that no device holds is named with its bytes") {
         "price_partition: layers 0 to 1 need 14 bytes, but a device has 13; split them into more stages");
 }
 
-TEST_CASE("facts and partitions that mean nothing are refused") {
+TEST_CASE("meaningless facts and partitions are refused") {
   const case_of_swap good{.layers = std::vector<swap_layer>(3, {.parameter_bytes = 1}),
                           .devices = {.count = 2, .bytes = 9, .bytes_per_second = 1}};
   auto bad = good;

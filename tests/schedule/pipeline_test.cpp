@@ -40,14 +40,14 @@ TEST_CASE("gpipe runs all forward passes before the first backward pass") {
   CHECK(drawn(order, 1) == "F0 F1 F2 B0 B1 B2");
 }
 
-TEST_CASE("1F1B is the order of PipeDream's figure") {
+TEST_CASE("1F1B has the order of PipeDream's figure") {
   const auto order = one_f_one_b({.devices = 4, .micro_batches = 6});
   CHECK(drawn(order, 0) == "F0 F1 F2 F3 B0 F4 B1 F5 B2 B3 B4 B5");
   CHECK(drawn(order, 1) == "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5");
   CHECK(drawn(order, 3) == "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5");
 }
 
-TEST_CASE("1F1B with fewer micro-batches than devices warms up with those there are") {
+TEST_CASE("1F1B with fewer micro-batches than devices warms up with all of them") {
   const auto order = one_f_one_b({.devices = 4, .micro_batches = 2});
   CHECK(drawn(order, 0) == "F0 F1 B0 B1");
   CHECK(drawn(order, 2) == "F0 F1 B0 B1");
@@ -66,7 +66,7 @@ TEST_CASE("interleaved 1F1B with one chunk is 1F1B") {
   CHECK(interleaved_1f1b(shape) == one_f_one_b(shape));
 }
 
-TEST_CASE("a pipeline of nothing, or of more tasks than can be numbered, is refused by name") {
+TEST_CASE("an empty pipeline, or one with too many tasks, is refused by name") {
   CHECK(refusal(gpipe, {.devices = 0, .micro_batches = 1}) ==
         "gpipe: devices is 0; a pipeline needs at least one");
   CHECK(refusal(one_f_one_b, {.devices = 1, .micro_batches = 0}) ==
@@ -85,7 +85,7 @@ TEST_CASE("a pipeline of nothing, or of more tasks than can be numbered, is refu
   CHECK_THROWS_AS(static_cast<void>(gpipe({.devices = 1U << 31, .micro_batches = 1})), length_error);
 }
 
-TEST_CASE("an order that its shape cannot have is refused with what to take") {
+TEST_CASE("an order that is impossible for its shape is refused with a valid one") {
   CHECK(refusal(gpipe, {.devices = 2, .micro_batches = 2, .chunks = 2}) ==
         "gpipe: chunks is 2, but this order has one chunk on each device; use interleaved_1f1b");
   CHECK(refusal(one_f_one_b, {.devices = 2, .micro_batches = 2, .chunks = 3}) ==

@@ -156,7 +156,7 @@ std::string refusal(const pipeline_order& order, const pipeline_costs& costs) {
 
 }  // namespace
 
-TEST_CASE("a timeline is the least solution of the equations of start times, and a deadlock is one without") {
+TEST_CASE("a timeline is the least solution of the equations of start times, and a deadlock has none") {
   std::uint64_t ran = 0;
   std::uint64_t stuck = 0;
   for (const auto seed : seeds(300)) {
@@ -258,7 +258,7 @@ TEST_CASE("activations at once: m under gpipe, min(p - i, m) under 1F1B, Megatro
   }
 }
 
-TEST_CASE("no order is faster than the bound, and neither gpipe nor 1F1B than the best order") {
+TEST_CASE("no order is faster than the bound, and gpipe and 1F1B are at most as fast as the best order") {
   constexpr std::array<pipeline_shape, 4> shapes{{{.devices = 1, .micro_batches = 3},
                                                   {.devices = 2, .micro_batches = 2},
                                                   {.devices = 2, .micro_batches = 3},
@@ -277,7 +277,7 @@ TEST_CASE("no order is faster than the bound, and neither gpipe nor 1F1B than th
   }
 }
 
-TEST_CASE("a send makes 1F1B slower than gpipe, which hides it behind other micro-batches") {
+TEST_CASE("sends make 1F1B slower than gpipe, which hides them behind other micro-batches") {
   const pipeline_shape shape{.devices = 2, .micro_batches = 3};
   const auto costs = equal_costs(shape, 1, 1, 1);
   CHECK(simulate_pipeline(one_f_one_b(shape), costs).makespan_ns == 12);
@@ -285,7 +285,7 @@ TEST_CASE("a send makes 1F1B slower than gpipe, which hides it behind other micr
   CHECK(best_makespan(shape, costs) == 10);
 }
 
-TEST_CASE("with unequal stages 1F1B is not always the best order, even when sends are free") {
+TEST_CASE("with unequal stages 1F1B may be slower than the best order, even if sends are free") {
   const pipeline_shape shape{.devices = 2, .micro_batches = 3};
   const pipeline_costs costs{.forward_ns = {1, 1}, .backward_ns = {2, 1}};
   CHECK(best_makespan(shape, costs) == 9);
@@ -301,7 +301,8 @@ TEST_CASE("with equal stages and free sends 1F1B is as fast as the best of all o
   }
 }
 
-TEST_CASE("under 1F1B stage i of n keeps at most n - i versions of its weights, and does once it is warm") {
+TEST_CASE(
+    "under 1F1B stage i of n keeps at most n - i versions of its weights, and exactly that many once warm") {
   for (std::uint32_t n = 1; n <= 6; ++n) {
     for (std::uint32_t m = 1; m <= 20; ++m) {
       const auto uses = stashed_versions(one_f_one_b({.devices = n, .micro_batches = m}));
@@ -319,7 +320,7 @@ TEST_CASE("under 1F1B stage i of n keeps at most n - i versions of its weights, 
   }
 }
 
-TEST_CASE("versions are those of a stage that keeps a copy for each micro-batch begun") {
+TEST_CASE("the count of versions assumes a stage that keeps a copy for each micro-batch begun") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -353,7 +354,7 @@ TEST_CASE("versions are those of a stage that keeps a copy for each micro-batch 
   }
 }
 
-TEST_CASE("docs/pipelines.md shows what the orders take") {
+TEST_CASE("docs/pipelines.md shows the times of the orders") {
   const auto most = [](const auto& list) {
     return std::to_string(*std::max_element(list.begin(), list.end()));
   };
@@ -418,8 +419,7 @@ TEST_CASE("docs/pipelines.md shows how far 1F1B and gpipe are from the best of a
   llmmem_tests::check_documented("pipelines.md", table);
 }
 
-TEST_CASE(
-    "an order that lacks a task, has one twice or one of another pipeline is refused by the task's name") {
+TEST_CASE("an order with a missing, repeated or foreign task is refused by the task's name") {
   const pipeline_shape shape{.devices = 2, .micro_batches = 2};
   const auto costs = equal_costs(shape, 1, 1);
   auto order = gpipe(shape);
@@ -468,7 +468,7 @@ TEST_CASE("an order in which devices wait for each other is refused with both ta
                        argument_error);
 }
 
-TEST_CASE("costs of the wrong length, or that pass the end of time, are refused") {
+TEST_CASE("costs of the wrong number, or past the largest time, are refused") {
   const pipeline_shape shape{.devices = 2, .micro_batches = 2};
   auto costs = equal_costs(shape, 1, 1);
   costs.backward_ns.pop_back();

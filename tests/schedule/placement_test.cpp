@@ -225,7 +225,7 @@ constexpr placement_facts small{.weight_bytes = 80,
 
 }  // namespace
 
-TEST_CASE("the solved placement keeps the budgets and is as fast as the best corner of all") {
+TEST_CASE("the solved placement stays within the budgets and is as fast as the best corner") {
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -291,7 +291,7 @@ TEST_CASE("fractions are shares, and times those of the cost model, rounded up")
   }
 }
 
-TEST_CASE("what is moved most for its bytes stays on the device") {
+TEST_CASE("the most moved data per byte stays on the device") {
   // Of 130 bytes 65 fit. Activations save 10 ns a direction for 10 bytes, KV 1 for 1 and its writing, weights
   // 1 for 1.
   const auto placed = solve_placement(small);
@@ -300,7 +300,7 @@ TEST_CASE("what is moved most for its bytes stays on the device") {
   CHECK(placed.weights.nvme + placed.kv.nvme + placed.activations.nvme == doctest::Approx(0));
 }
 
-TEST_CASE("when compute takes longest, as much as fits is still on the device") {
+TEST_CASE("if computation takes longest, as much as fits is still on the device") {
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -325,7 +325,7 @@ TEST_CASE("when compute takes longest, as much as fits is still on the device") 
   }
 }
 
-TEST_CASE("attention on the host lets KV stay there when that is faster than sending it") {
+TEST_CASE("attention on the host keeps KV there if that is faster than sending it") {
   auto facts = small;
   facts.attention = offloaded_attention::on_host;
   facts.host_attention_ns = 20;
@@ -335,14 +335,14 @@ TEST_CASE("attention on the host lets KV stay there when that is faster than sen
   CHECK(placed.times.host_to_device_ns == 25);
 }
 
-TEST_CASE("nothing to place is on the device and takes what compute takes") {
+TEST_CASE("an empty placement is on the device and takes the time of computation") {
   const auto placed = solve_placement({.host_to_device = 1, .device_to_host = 1, .compute_ns = 7});
   CHECK(placed.weights.device == 1);
   CHECK(placed.kv.device == 1);
   CHECK(placed.times.step_ns() == 7);
 }
 
-TEST_CASE("few whole chunks are placed as fast as in the best of all ways, within the budgets") {
+TEST_CASE("few whole chunks are placed as fast as the best possibility, within the budgets") {
   for (const auto seed : seeds(120)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -400,7 +400,7 @@ TEST_CASE("few whole chunks are placed as fast as in the best of all ways, withi
   }
 }
 
-TEST_CASE("many whole chunks keep the budgets, near the time of the fractions") {
+TEST_CASE("many whole chunks stay within the budgets, close to the time of the fractions") {
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -434,7 +434,7 @@ TEST_CASE("many whole chunks keep the budgets, near the time of the fractions") 
   }
 }
 
-TEST_CASE("80 layers, half of which fit: 40 are on the device") {
+TEST_CASE("of 80 layers, half of which fit, 40 are on the device") {
   auto facts = small;
   facts.kv_bytes = facts.kv_read_bytes = facts.kv_written_bytes = 0;
   facts.activation_bytes = facts.activation_moved_bytes = 0;
@@ -446,7 +446,7 @@ TEST_CASE("80 layers, half of which fit: 40 are on the device") {
   CHECK(rounded.times.host_to_device_ns == 40);
 }
 
-TEST_CASE("rounding starts from any fractions and moves chunks while that helps") {
+TEST_CASE("rounding starts from any fractions and moves chunks as long as that helps") {
   auto facts = small;
   for (auto* bytes : {&facts.weight_bytes, &facts.kv_bytes, &facts.activation_bytes, &facts.kv_read_bytes,
                       &facts.kv_written_bytes, &facts.activation_moved_bytes, &facts.host_bytes})
@@ -507,7 +507,7 @@ TEST_CASE("docs/pipelines.md shows how a large model is placed on a small device
   llmmem_tests::check_documented("pipelines.md", table);
 }
 
-TEST_CASE("tiers that are too small together, and chunks that do not fit, are refused") {
+TEST_CASE("tiers that are too small in total, and chunks that do not fit, are refused") {
   auto facts = small;
   facts.host_bytes = 64;
   CHECK(refusal([&] { return solve_placement(facts); }) ==

@@ -80,8 +80,7 @@ chunk_list operator+(chunk_list first, const chunk_list& second) {
 
 }  // namespace
 
-TEST_CASE(
-    "steps ahead of an event begin when the event before it is done, and iterations follow each other") {
+TEST_CASE("steps ahead of an event begin after the previous event, and iterations follow each other") {
   followed_program program(3);
   CHECK(program.runner.is_at_beginning());
   CHECK(program.noted.begun == chunks(0, 1));
@@ -99,7 +98,7 @@ TEST_CASE(
   CHECK(program.noted.begun == chunks(0, 7) + chunks(100, 102));
 }
 
-TEST_CASE("skipped events still have their steps, also past the end of the iteration") {
+TEST_CASE("the steps of skipped events still run, also past the end of the iteration") {
   followed_program program(4);
   program.call(0);
   program.call(3);
@@ -110,7 +109,7 @@ TEST_CASE("skipped events still have their steps, also past the end of the itera
   CHECK(program.last_position == 9);
 }
 
-TEST_CASE("an iteration that was left in the middle is given up, with the steps that wait") {
+TEST_CASE("an unfinished iteration is given up, with its waiting steps") {
   followed_program program(3);
   program.told.later = {chunk_id{2}};
   program.call(0);
@@ -126,7 +125,7 @@ TEST_CASE("an iteration that was left in the middle is given up, with the steps 
   CHECK(program.call(5));
 }
 
-TEST_CASE("a step that waits begins with progress, or is given up at its event") {
+TEST_CASE("a waiting step begins with progress, or is given up at its event") {
   followed_program program(3);
   program.told.later = {chunk_id{1}};
   program.call(0);
@@ -147,7 +146,7 @@ TEST_CASE("a step that waits begins with progress, or is given up at its event")
   CHECK(program.noted.begun == chunks(0, 2) + chunks(3, 4));
 }
 
-TEST_CASE("calls that do not fit are distinguished, and a trace without events fits none") {
+TEST_CASE("mismatched calls are distinguished, and a trace without events matches none") {
   followed_program program(3);
   for (int i = 0; i < 3; ++i) {
     CHECK(program.runner.call(trace_call::discard, chunk_id{0}, access_mode::read).verdict ==

@@ -51,7 +51,7 @@ std::string replaced(std::string text, const std::string& what, const std::strin
 
 }  // namespace
 
-TEST_CASE("a plan read back is the plan that was written, and so is its text") {
+TEST_CASE("a plan and its text survive a round trip") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     const auto plan = some_plan(seed);
@@ -62,7 +62,7 @@ TEST_CASE("a plan read back is the plan that was written, and so is its text") {
   }
 }
 
-TEST_CASE("no text with a byte changed, or cut short, is read") {
+TEST_CASE("a text with a changed byte, or cut short, is refused") {
   const std::string text = write_plan(some_plan(3));
   random_numbers random(1);
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -74,7 +74,7 @@ TEST_CASE("no text with a byte changed, or cut short, is read") {
   }
 }
 
-TEST_CASE("text damaged and sealed again is refused or read, but never harms") {
+TEST_CASE("a damaged text with a right checksum is refused or read, and is always harmless") {
   const std::string text = write_plan(some_plan(5));
   for (const auto seed : seeds(3000, 500)) {
     CAPTURE(seed);

@@ -59,13 +59,13 @@ TEST_CASE("the next use of a chunk is its next acquire, of this iteration or of 
   }
 }
 
-TEST_CASE("an event that is no acquire has no next use") {
+TEST_CASE("an event other than an acquire has no next use") {
   CHECK(detail::next_uses(reads(2)) ==
         std::vector<std::uint64_t>{2, access_hint::never, 2, access_hint::never});
   CHECK(detail::next_uses(reads(0)).empty());
 }
 
-TEST_CASE("a plan stays while the events do, and goes with them") {
+TEST_CASE("a plan stays as long as its events, and ends with them") {
   detail::planned_trace planned;
   CHECK_FALSE(planned.has_trace());
   CHECK_FALSE(planned.has_plan());
@@ -95,7 +95,7 @@ TEST_CASE("a plan stays while the events do, and goes with them") {
   CHECK_FALSE(planned.has_trace());
 }
 
-TEST_CASE("a trace and a plan keep their addresses when others take their place") {
+TEST_CASE("a trace and a plan keep their addresses when others are exchanged") {
   detail::planned_trace planned;
   planned.set_trace(reads(2));
   planned.set_plan(plan_of(reads(2)));

@@ -26,7 +26,7 @@ schedule_machine over_one_link(std::uint64_t budget, link_model link = thousand_
 
 }  // namespace
 
-TEST_CASE("next use by bytes fetches exactly what brute force needs, for equal clean sizes") {
+TEST_CASE("next use by bytes fetches exactly the brute-force minimum, for equal clean sizes") {
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -43,8 +43,8 @@ TEST_CASE("next use by bytes fetches exactly what brute force needs, for equal c
 }
 
 TEST_CASE(
-    "the bound on a steady iteration's bytes is what brute force needs, and the plan is rarely a chunk "
-    "above") {
+    "the bound on a steady iteration's bytes is the brute-force minimum, and plans rarely exceed it by a "
+    "chunk") {
   std::size_t above = 0;
   const auto all = seeds(300);
   for (const auto seed : all) {
@@ -112,22 +112,21 @@ excess beyond_the_best(std::uint64_t count, bool equal) {
 }  // namespace
 
 TEST_CASE(
-    "next use hardly ever takes longer than the best of all orders, victims and moments, of equal clean "
-    "sizes") {
+    "next use rarely takes longer than the best of all orders, victims and moments, for equal clean sizes") {
   const excess found = beyond_the_best(300, true);
   MESSAGE(found.text());
   CHECK(found.longer * 50 <= found.traces);
   CHECK(found.by_a_twentieth * 200 <= found.traces);
 }
 
-TEST_CASE("next use rarely takes a twentieth longer than the best of all plans, for unequal clean sizes") {
+TEST_CASE("next use rarely takes 5 % longer than the best of all plans, for unequal clean sizes") {
   const excess found = beyond_the_best(200, false);
   MESSAGE(found.text());
   CHECK(found.longer * 10 <= found.traces);
   CHECK(found.by_a_twentieth * 25 <= found.traces);
 }
 
-TEST_CASE("a look-ahead of nothing is on demand, which waits for every byte it fetches") {
+TEST_CASE("a look-ahead of 0 is on demand, which waits for every byte it fetches") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -148,7 +147,7 @@ TEST_CASE("planning twice gives the same plan, bit for bit") {
   }
 }
 
-TEST_CASE("a machine that cannot hold what is leased is refused, with both numbers") {
+TEST_CASE("a machine that cannot hold the leased chunks is refused with both numbers") {
   trace_recorder record;
   const chunk_id first = record.add_chunk(600);
   const chunk_id second = record.add_chunk(700);

@@ -114,8 +114,7 @@ template <class Body>
 
 }  // namespace
 
-TEST_CASE(
-    "weights streamed in a loop arrive as the plan predicted, and their fetches hide behind computing") {
+TEST_CASE("weights streamed in a loop arrive as predicted, and their fetches hide behind computation") {
   device_program program(std::vector<std::uint64_t>(20, 4), 24);
   constexpr std::uint64_t compute = 20'000;  // a chunk takes 16,884 ns to come up
   const auto iteration = [&] {
@@ -136,7 +135,7 @@ TEST_CASE(
   CHECK(program.buffer.audit().empty());
 }
 
-TEST_CASE("a link that is the bottleneck is kept busy: an iteration takes what the plan predicted") {
+TEST_CASE("a bottleneck link stays busy, and an iteration takes the predicted time") {
   device_program program(std::vector<std::uint64_t>(12, 4), 16);
   const auto iteration = [&] {
     program.schedule->begin_iteration();
@@ -204,7 +203,7 @@ struct race {
 
 }  // namespace
 
-TEST_CASE("random programs take what was predicted, if they look up from computing now and then") {
+TEST_CASE("random programs take the predicted time if they call progress now and then") {
   const race often = run_random_programs(500, true);
   CHECK(often.took < often.predicted * 101 / 100);
   // Room that comes free in the middle of computing is not used before the next call.
@@ -212,13 +211,12 @@ TEST_CASE("random programs take what was predicted, if they look up from computi
   CHECK(seldom.took > often.took);
 }
 
-TEST_CASE(
-    "random programs over chunks of unequal size get their data, although fragmented memory delays them") {
+TEST_CASE("random programs over chunks of unequal size get their data, with delays by fragmented memory") {
   const race unequal = run_random_programs(500, false);
   CHECK(unequal.took < unequal.predicted * 5 / 4);
 }
 
-TEST_CASE("a program that does something else gets its data, and continues by the plan where it fits again") {
+TEST_CASE("a program that leaves the plan gets its data, and rejoins the plan where it matches") {
   for (const on_divergence what :
        {on_divergence::repair, on_divergence::re_record, on_divergence::fall_back}) {
     device_program program(std::vector<std::uint64_t>(10, 4), 16,
@@ -246,7 +244,7 @@ TEST_CASE("a program that does something else gets its data, and continues by th
   }
 }
 
-TEST_CASE("calls left out or put in are followed without giving up the plan") {
+TEST_CASE("the schedule follows omitted and additional calls without giving up the plan") {
   device_program program(std::vector<std::uint64_t>(10, 4), 16);
   const auto iteration = [&](std::size_t left_out, std::size_t put_in) {
     program.schedule->begin_iteration();
@@ -271,7 +269,7 @@ TEST_CASE("calls left out or put in are followed without giving up the plan") {
 }
 
 TEST_CASE(
-    "a plan is data: it can be taken out, written, read and given to another schedule of the same program") {
+    "a plan is data that can be taken out, written, read and given to another schedule of the same program") {
   const std::vector<std::uint64_t> sizes(8, 4);
   const auto run = [](device_program& program) {
     program.schedule->begin_iteration();
@@ -297,7 +295,8 @@ TEST_CASE(
                        argument_error);
 }
 
-TEST_CASE("an iteration without leases is no recording, and one cut short does not cost the next its plan") {
+TEST_CASE(
+    "an iteration without leases is not a recording, and an interrupted one keeps the next one's plan") {
   device_program program(std::vector<std::uint64_t>(10, 4), 16);
   const auto iteration = [&](std::size_t layers) {
     program.schedule->begin_iteration();
@@ -317,7 +316,7 @@ TEST_CASE("an iteration without leases is no recording, and one cut short does n
   CHECK(program.schedule->stats().skipped + program.schedule->stats().inserted == 0);
 }
 
-TEST_CASE("a program that continues otherwise permanently is recorded again") {
+TEST_CASE("a program that changes permanently is recorded again") {
   device_program program(std::vector<std::uint64_t>(10, 4), 16, {.follow = {.reach = 4, .patience = 3}});
   const auto iteration = [&](std::size_t step) {
     program.schedule->begin_iteration();
@@ -333,7 +332,7 @@ TEST_CASE("a program that continues otherwise permanently is recorded again") {
   CHECK(program.schedule->stats().diverged == 3);
 }
 
-TEST_CASE("a lease that was refused is no event, neither of a recording nor of a plan") {
+TEST_CASE("a refused lease is an event neither of a recording nor of a plan") {
   device_program program(std::vector<std::uint64_t>(6, 4), 12);
   for (int step = 0; step < 3; ++step) {
     program.schedule->begin_iteration();
@@ -348,7 +347,7 @@ TEST_CASE("a lease that was refused is no event, neither of a recording nor of a
   CHECK(program.schedule->stats().skipped + program.schedule->stats().inserted == 0);
 }
 
-TEST_CASE("a plan outlives its recording: times differ, the program does not") {
+TEST_CASE("a plan outlives its recording if only the times differ") {
   const std::vector<std::uint64_t> sizes(8, 4);
   const auto run = [](device_program& program, std::uint64_t ns) {
     program.schedule->begin_iteration();
@@ -365,7 +364,7 @@ TEST_CASE("a plan outlives its recording: times differ, the program does not") {
   CHECK(second.schedule->stats().on_plan == 16);
 }
 
-TEST_CASE("a plan is made again with the times of iterations that followed it, as often as was asked") {
+TEST_CASE("a plan is remade with the times of iterations that followed it, as often as configured") {
   device_program program(std::vector<std::uint64_t>(20, 4), 24, {.replans = 2});
   const auto iteration = [&](std::uint64_t ns, std::size_t left_out = 20) {
     program.schedule->begin_iteration();
@@ -399,7 +398,7 @@ TEST_CASE("a plan is made again with the times of iterations that followed it, a
   CHECK(program.buffer.audit().empty());
 }
 
-TEST_CASE("a program that knows its calls beforehand has a plan from its first iteration on") {
+TEST_CASE("a program that knows its calls in advance has a plan from its first iteration on") {
   device_program program(std::vector<std::uint64_t>(20, 4), 24, {.replans = 1});
   trace_recorder known = program.schedule->recorder();
   for (std::uint32_t layer = 0; layer < 20; ++layer) {
@@ -425,7 +424,7 @@ TEST_CASE("a program that knows its calls beforehand has a plan from its first i
   CHECK(program.buffer.audit().empty());
 }
 
-TEST_CASE("each step of a plan tells how often and why it was late, and what it did for nothing") {
+TEST_CASE("each step of a plan reports how often and why it was late, and its useless work") {
   // Two chunks of four fit. Computing hides each transfer, as it is recorded.
   const auto per_chunk = transfer_ns(pcie, 4 * page) + pcie.latency_ns;
   device_program program({4, 4, 4, 4}, 8);
@@ -469,7 +468,7 @@ TEST_CASE("each step of a plan tells how often and why it was late, and what it 
   CHECK(sum(cause(step_cause::issued_late)) > 0);
 }
 
-TEST_CASE("what a schedule cannot do is refused with how to mend it") {
+TEST_CASE("impossible calls of a schedule are refused with how to resolve them") {
   device_program program({4, 4}, 12);
   prefetch_schedule<device_program::buffer_type> fresh(program.buffer, {.links = {pcie}});
   const auto refused = [](auto call, const char* text) {
@@ -513,7 +512,7 @@ TEST_CASE("what a schedule cannot do is refused with how to mend it") {
   CHECK_THROWS_AS(fresh.freeze(), argument_error);
 }
 
-TEST_CASE("memory for what is overwritten is a step of the plan, and not counted as an unneeded one") {
+TEST_CASE("memory for overwritten contents is a step of the plan, and does not count as unneeded") {
   device_program program(std::vector<std::uint64_t>(6, 4), 12);
   for (int step = 0; step < 4; ++step) {
     program.schedule->begin_iteration();
@@ -550,7 +549,7 @@ TEST_CASE("chunks added after an iteration without leases are counted with the o
   CHECK(program.schedule->plan().events == 80);
 }
 
-TEST_CASE("a trace that cannot be planned takes the plan of the trace before with it") {
+TEST_CASE("an impossible trace also ends the plan of the previous trace") {
   device_program program(std::vector<std::uint64_t>(3, 4), 8);
   const auto plan_known_trace = [&](bool overlapping) {
     trace_recorder known = program.schedule->recorder();
@@ -569,7 +568,7 @@ TEST_CASE("a trace that cannot be planned takes the plan of the trace before wit
   CHECK_THROWS_AS(program.schedule->replay(), argument_error);
 }
 
-TEST_CASE("patience ends even if the clock that the buffer measures by never moves") {
+TEST_CASE("patience ends even if the buffer's clock never moves") {
   device_program program({4, 4}, 12);
   const std::uint64_t began = program.clock.now().ns;
   CHECK(program.buffer.read(program.chunks[0], tiering::timeout(1'000'000)).code() == errc::timed_out);

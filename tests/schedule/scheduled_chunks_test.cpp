@@ -36,7 +36,7 @@ struct chunk_list {
 
 }  // namespace
 
-TEST_CASE("chunks are numbered as a list of their handles is, through removals and slots used again") {
+TEST_CASE("chunks have the numbers of a list of their handles, through removals and reused slots") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -110,7 +110,7 @@ struct noting_buffer {
 
 }  // namespace
 
-TEST_CASE("a numbered buffer asks the buffer for the chunk of that number") {
+TEST_CASE("a numbered buffer calls the buffer with the chunk of that number") {
   detail::scheduled_chunks chunks;
   chunks.add(handle(5));
   chunks.add(handle(2));

@@ -73,7 +73,8 @@ std::uint64_t bypassing_min(const schedule_trace& trace, std::size_t slots) {
 
 }  // namespace
 
-TEST_CASE("eighty equal layers hit as often as published: LRU never on a loop, and as MIN there and back") {
+TEST_CASE(
+    "eighty equal layers have the published hits: none under LRU in a loop, those of MIN there and back") {
   const auto loop = shapes::forward(80, layer_bytes, 500);
   const auto there_and_back = shapes::forward_backward(80, layer_bytes, 500);
   const auto lru = [](const schedule_trace& trace, std::uint64_t layers) {
@@ -111,7 +112,7 @@ TEST_CASE("min_eviction on demand, next use by bytes and its bound agree, iterat
   }
 }
 
-TEST_CASE("min_eviction on demand moves what next use by bytes moves, on any trace of equal clean chunks") {
+TEST_CASE("min_eviction on demand moves the same bytes as next use, on any trace of equal clean chunks") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -124,7 +125,7 @@ TEST_CASE("min_eviction on demand moves what next use by bytes moves, on any tra
   }
 }
 
-TEST_CASE("an online policy gets what was written, and moves no less than the bound") {
+TEST_CASE("an online policy reads back all writes, and moves at least the bound") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);

@@ -56,7 +56,7 @@ void holds_its_promises(const schedule_trace& trace, const schedule_plan& plan, 
 
 }  // namespace
 
-TEST_CASE("every planner's plan runs as predicted, within budgets, above its bounds") {
+TEST_CASE("every planner's plan runs as predicted, within budgets and above its bounds") {
   for (const auto seed : seeds_within(400, 100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -136,7 +136,7 @@ TEST_CASE("a plan written by hand runs, and its stalls are reported by cause") {
   CHECK(run.most_bytes[0] == 1'000);
 }
 
-TEST_CASE("what a plan may not do is refused by iteration, step and reason") {
+TEST_CASE("an invalid plan is refused by iteration, step and reason") {
   using enum plan_operation;
   const auto trace = two_by_turns();
   const auto one = [&](std::vector<plan_step> steps) { return why(trace, by_hand(trace, std::move(steps))); };

@@ -64,7 +64,7 @@ TEST_CASE("steps begin when the program reaches their event, in the order of the
   }
 }
 
-TEST_CASE("a step that must wait delays those after it until it can begin") {
+TEST_CASE("a waiting step delays those after it until it can begin") {
   schedule_plan plan;
   plan.first.steps = {step_at(0, 0), step_at(0, 1), step_at(0, 2)};
   detail::step_window window;
@@ -86,7 +86,7 @@ TEST_CASE("a step that must wait delays those after it until it can begin") {
   CHECK(stats.late == 0);
 }
 
-TEST_CASE("a step is asked for in the tier that it goes to or leaves, and counted by its outcome") {
+TEST_CASE("a step is requested in the tier that it goes to or leaves, and counted by its outcome") {
   schedule_plan plan;
   plan_step fetch = step_at(0, 0);
   fetch.from = 2;
@@ -107,7 +107,7 @@ TEST_CASE("a step is asked for in the tier that it goes to or leaves, and counte
   CHECK(window.pending() == 0);
 }
 
-TEST_CASE("steps whose event has come are given up, and a fetch of them becomes a prefetch") {
+TEST_CASE("steps whose event has come are given up, and a fetch among them becomes a prefetch") {
   schedule_plan plan;
   plan.first.steps = {step_at(0, 0), step_at(1, 1, plan_moment::ahead, plan_operation::write_back),
                       step_at(1, 2), step_at(2, 3)};
@@ -127,7 +127,7 @@ TEST_CASE("steps whose event has come are given up, and a fetch of them becomes 
   CHECK(noted.begun == chunk_list{chunk_id{3}});
 }
 
-TEST_CASE("steps of an iteration that has ended stay pending, and a full window forgets the oldest") {
+TEST_CASE("steps of an ended iteration stay pending, and a full window drops the oldest") {
   schedule_plan plan;
   for (std::uint32_t i = 0; i < 4; ++i)
     plan.first.steps.push_back(step_at(0, i));
@@ -158,7 +158,7 @@ TEST_CASE("steps of an iteration that has ended stay pending, and a full window 
   CHECK(window.pending() == 0);
 }
 
-TEST_CASE("what a target throws passes through, and its step stays pending") {
+TEST_CASE("an exception of a target passes through, and its step stays pending") {
   schedule_plan plan;
   plan.first.steps = {step_at(0, 0), step_at(0, 1)};
   detail::step_window window;
@@ -175,7 +175,7 @@ TEST_CASE("what a target throws passes through, and its step stays pending") {
   CHECK(noted.begun == chunk_list{chunk_id{0}, chunk_id{1}});
 }
 
-TEST_CASE("a late fetch is told by the largest share of its wait, and one that no lease used as unused") {
+TEST_CASE("a late fetch is reported by the largest share of its wait, and one without a lease as unused") {
   schedule_plan plan;
   const auto fetch = [](std::uint32_t chunk) {
     plan_step step = step_at(0, chunk);
@@ -223,7 +223,7 @@ TEST_CASE("a late fetch is told by the largest share of its wait, and one that n
   CHECK(first[5] == step_record{.begun = 1});
 }
 
-TEST_CASE("a step that never began is late by what held it up, and its lease's wait is added") {
+TEST_CASE("a step that never began is late by its blocker, and its lease's wait is added") {
   schedule_plan plan;
   plan.first.steps = {step_at(0, 0), step_at(0, 1)};
   detail::step_window window;

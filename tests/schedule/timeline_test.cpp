@@ -29,7 +29,7 @@ llmmem::schedule::simulation some_run(std::uint64_t seed, timeline_detail detail
 
 }  // namespace
 
-TEST_CASE("a time line accounts for every nanosecond of the program, and every transfer, without overlap") {
+TEST_CASE("a timeline accounts for every nanosecond of the program and every transfer, without overlap") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     const auto run = some_run(seed, timeline_detail::full);
@@ -69,7 +69,7 @@ TEST_CASE("the chrome trace is JSON with a bar for each span, in microseconds") 
   CHECK(bars == run.spans.size());
 }
 
-TEST_CASE("the drawing has a row for computing, stalls and each way of the link") {
+TEST_CASE("the drawing has a row for computation, stalls and each direction of the link") {
   const std::string svg = write_timeline_svg(some_run(3, timeline_detail::full));
   for (const char* row : {">compute<", ">stall<", ">onboard, tier 1 to 0<", ">offload, tier 0 to 1<"})
     CHECK(svg.find(row) != std::string::npos);

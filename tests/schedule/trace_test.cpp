@@ -36,7 +36,7 @@ std::string why(Script script) {
 
 }  // namespace
 
-TEST_CASE("a trace has what was recorded") {
+TEST_CASE("a trace has the recorded events") {
   trace_recorder record;
   const chunk_id first = record.add_chunk(100);
   const chunk_id second = record.add_chunk(200);
@@ -60,7 +60,7 @@ TEST_CASE("a trace has what was recorded") {
   CHECK(record.freeze().fingerprint() == trace.fingerprint());
 }
 
-TEST_CASE("what no program can do is refused by event and reason") {
+TEST_CASE("impossible events are refused by event and reason") {
   CHECK(why([](auto&) {}) == "frozen");
   CHECK(why([](auto& r) { r.acquire(a, access_mode::read); }) ==
         "trace: event 0, acquire of chunk 0: never released; an iteration ends with no lease");
@@ -116,7 +116,7 @@ TEST_CASE("an invalid machine is refused by tier or link and number") {
   schedule_machine{.budgets = {1, 1}, .links = {link}, .edges = {0, 0}}.check();
 }
 
-TEST_CASE("a cursor that is fed its own trace is always on plan") {
+TEST_CASE("a cursor that receives its own trace is always on plan") {
   for (const auto seed : seeds(50)) {
     random_numbers random(seed);
     const auto trace = random_trace(random, {.chunks = 5, .accesses = 20, .writes = true});
@@ -131,8 +131,7 @@ TEST_CASE("a cursor that is fed its own trace is always on plan") {
   }
 }
 
-TEST_CASE(
-    "a cursor steps over what did not happen, waits out what was not planned, and gives up in the end") {
+TEST_CASE("a cursor skips omitted events, waits out unplanned ones, and finally gives up") {
   trace_recorder record;
   for (std::uint32_t i = 0; i < 10; ++i) {
     record.add_chunk(1);

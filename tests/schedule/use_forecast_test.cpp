@@ -71,7 +71,7 @@ class listed_uses {
 
 }  // namespace
 
-TEST_CASE("a forecast is what its definition says, for any uses") {
+TEST_CASE("a forecast follows its definition, for any uses") {
   for (const auto seed : seeds(100, 25)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -245,7 +245,7 @@ std::uint64_t foreknown(std::uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("routed experts: what is popular is foreseen; the plan of another draw is worth little") {
+TEST_CASE("a forecast foresees popular experts, and the plan of another draw is worth little") {
   std::uint64_t lru = 0;
   std::uint64_t repair = 0;
   std::uint64_t re_record = 0;
@@ -279,7 +279,7 @@ TEST_CASE("routed experts: what is popular is foreseen; the plan of another draw
   }
 }
 
-TEST_CASE("what is popular is foreseen, too, where the plan was made of a trace that was known beforehand") {
+TEST_CASE("a forecast foresees popular experts also if the plan was made of a trace known in advance") {
   std::uint64_t fall_back = 0;
   std::uint64_t by_frequency = 0;
   for (const auto seed : seeds(4)) {

@@ -71,7 +71,7 @@ std::vector<std::uint64_t> with_shares(const std::vector<llmmem::sharding::cutta
 
 }  // namespace
 
-TEST_CASE("the busiest rank has at most 4/3 - 1/(3 world) of what it has at best") {
+TEST_CASE("the busiest rank has at most 4/3 - 1/(3 world) of the optimum") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -85,7 +85,7 @@ TEST_CASE("the busiest rank has at most 4/3 - 1/(3 world) of what it has at best
   }
 }
 
-TEST_CASE("items of which none is large make ranks write within 1.1 of each other") {
+TEST_CASE("without large items, the ranks' writes differ by at most a factor of 1.1") {
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -102,7 +102,7 @@ TEST_CASE("items of which none is large make ranks write within 1.1 of each othe
   }
 }
 
-TEST_CASE("writers are the same each time, and ties go to the lower item and rank") {
+TEST_CASE("writers are deterministic, and ties go to the lower item and rank") {
   const std::vector<std::uint64_t> items{5, 7, 5, 7, 0};
   const std::vector<std::uint64_t> already{1, 0, 0};
   CHECK(assign_writers(items, already) ==
@@ -110,7 +110,8 @@ TEST_CASE("writers are the same each time, and ties go to the lower item and ran
   CHECK(assign_writers({}, already).empty());
 }
 
-TEST_CASE("cut items make ranks write within 1.1 of each other from 32 alignments a rank on") {
+TEST_CASE(
+    "with cut items, the ranks' writes differ by at most a factor of 1.1 from 32 alignments per rank on") {
   std::uint64_t bound = 0;
   for (const auto seed : seeds(3000)) {
     CAPTURE(seed);
@@ -143,7 +144,7 @@ TEST_CASE("cut items make ranks write within 1.1 of each other from 32 alignment
   CHECK(bound > 1000);
 }
 
-TEST_CASE("a rank that writes more than the rest ever will gets nothing, and the rest become even") {
+TEST_CASE("a rank that already writes more than its share gets nothing, and the others become even") {
   const std::vector<llmmem::sharding::cuttable_item> items{{.elements = 90, .element_bytes = 1}};
   const std::vector<std::uint64_t> already{500, 10, 0, 20};
   CHECK(with_shares(items, already, 1, cut_writes(items, already)) ==
@@ -162,7 +163,7 @@ TEST_CASE("a cut is at the nearest multiple of the alignment, or at the item's e
         std::vector<llmmem::sharding::write_share>{{0, rank_id{0}, 0, 70}, {1, rank_id{1}, 0, 62}});
 }
 
-TEST_CASE("writers for no ranks, and too many bytes to count, are refused") {
+TEST_CASE("writers for zero ranks, and too many bytes, are refused") {
   CHECK_THROWS_WITH_AS(assign_writers({}, {}),
                        "assign_writers: `already` has no ranks; it has one number for each", argument_error);
   CHECK_THROWS_WITH_AS(cut_writes({}, {}), "cut_writes: `already` has no ranks; it has one number for each",

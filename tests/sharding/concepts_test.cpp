@@ -26,7 +26,7 @@ using llmmem_tests::random_tensors;
 using llmmem_tests::seeds;
 using llmmem_tests::tensors_of;
 
-TEST_CASE("every element has one owner, which holds it, in every partition of any shapes") {
+TEST_CASE("every element has one owner that holds it, in every partition of any shapes") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -41,7 +41,7 @@ TEST_CASE("every element has one owner, which holds it, in every partition of an
   }
 }
 
-TEST_CASE("a share is as even as can be, and the first are the longer ones") {
+TEST_CASE("shares are as even as possible, and the first ones are the longer ones") {
   for (std::uint64_t total = 0; total < 30; ++total) {
     for (std::uint64_t parts = 1; parts < 12; ++parts) {
       std::uint64_t next = 0;
@@ -71,7 +71,7 @@ TEST_CASE("replicas are written in equal parts") {
   CHECK(p.is_replicated(tensor_id{1}));
 }
 
-TEST_CASE("a flat partition cuts the tensors laid end to end at its boundaries") {
+TEST_CASE("a flat partition cuts the concatenated tensors at its boundaries") {
   const auto tensors =
       tensors_of({tensor_shape::matrix(2, 3), tensor_shape::vector(0), tensor_shape::vector(4)});
   const std::vector<std::uint64_t> boundaries{0, 0, 5, 9, 9, 10};
@@ -96,7 +96,7 @@ TEST_CASE("a flat partition cuts the tensors laid end to end at its boundaries")
     CHECK(even.range_of(rank_id{r}).count == (r < 2 ? 3 : 2));
 }
 
-TEST_CASE("a layer of Megatron is split by the axes that its stored matrix has") {
+TEST_CASE("a layer of Megatron is split along the axes of its stored matrix") {
   using enum parallel_linear;
   const tensor_shape weight = tensor_shape::matrix(5, 4);
   const tensor_shape bias = tensor_shape::vector(5);
@@ -120,7 +120,7 @@ TEST_CASE("a layer of Megatron is split by the axes that its stored matrix has")
   CHECK(!p.is_replicated(tensor_id{2}));
 }
 
-TEST_CASE("what is not split evens out what ranks write of the rest") {
+TEST_CASE("undivided tensors even out the ranks' writes of the others") {
   // 3 rows over 2 ranks: rank 0 writes 20 elements, rank 1 writes 10. The bias of 10 is all rank 1's.
   const auto tensors = tensors_of({tensor_shape::matrix(3, 10), tensor_shape::vector(10)});
   const std::vector axes{split_axis::rows, split_axis::none};
@@ -129,7 +129,7 @@ TEST_CASE("what is not split evens out what ranks write of the rest") {
   CHECK(p.owned(tensor_id{1}, rank_id{1}) == element_runs::all_of(10));
 }
 
-TEST_CASE("partitions refuse what they cannot mean") {
+TEST_CASE("partitions refuse impossible input") {
   const auto tensors = tensors_of({tensor_shape::vector(4), tensor_shape::matrix(2, 3)});
   const auto flat = [&](std::vector<std::uint64_t> boundaries) { return flat_uneven(tensors, boundaries); };
   CHECK_THROWS_WITH_AS(llmmem::sharding::replicated(tensors, rank_count{0}),

@@ -20,7 +20,7 @@ using llmmem_tests::random_runs;
 using llmmem_tests::random_shape;
 using llmmem_tests::seeds;
 
-TEST_CASE("a set of runs answers as a sorted list of its elements does") {
+TEST_CASE("a set of runs behaves as a sorted list of its elements") {
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -55,7 +55,7 @@ TEST_CASE("a set of runs answers as a sorted list of its elements does") {
   }
 }
 
-TEST_CASE("rows, columns and boxes are the elements whose row and column are within") {
+TEST_CASE("rows, columns and boxes contain the elements whose row and column are within them") {
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -105,7 +105,7 @@ TEST_CASE("equal sets of elements have one canonical form") {
   CHECK(element_runs::flat_range(5, 0) == element_runs{});
 }
 
-TEST_CASE("the intersection of two sets is what is in both, in maximal ranges") {
+TEST_CASE("the intersection of two sets has the common elements, in maximal ranges") {
   for (const auto seed : seeds(2000)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -128,7 +128,7 @@ TEST_CASE("the intersection of two sets is what is in both, in maximal ranges") 
   }
 }
 
-TEST_CASE("an intersection skips runs that meet nothing, however many there are") {
+TEST_CASE("an intersection skips any number of runs without common elements") {
   // 2^40 runs each; one at a time this would take hours.
   const std::uint64_t many = std::uint64_t{1} << 40;
   const element_runs everywhere{0, 1, 1000, many};
@@ -149,7 +149,7 @@ TEST_CASE("an intersection skips runs that meet nothing, however many there are"
   CHECK(found == std::vector<index_range>{{0, 1}, {max_bytes - 1, 1}});
 }
 
-TEST_CASE("four numbers that are no set of the tensor's elements are refused with the reason") {
+TEST_CASE("four numbers that are not a set of the tensor's elements are refused with the reason") {
   constexpr std::uint64_t huge = std::numeric_limits<std::uint64_t>::max();
   const auto text = [](const char* numbers, const char* why) {
     return "m.json: tensor 'w': elements {" + std::string(numbers) + "}: " + why;
@@ -191,7 +191,7 @@ TEST_CASE("four numbers that are no set of the tensor's elements are refused wit
       length_error);
 }
 
-TEST_CASE("rows and columns outside of a shape are refused with what it has") {
+TEST_CASE("rows and columns outside a shape are refused with the shape's numbers") {
   const tensor_shape shape = tensor_shape::matrix(4, 6);
   CHECK_THROWS_WITH_AS(element_runs::rows(shape, {3, 2}),
                        "element_runs: 2 rows from 3 on, of a tensor that has 4", argument_error);

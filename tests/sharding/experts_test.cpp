@@ -30,7 +30,7 @@ TEST_CASE("experts are on ranks in their order, as evenly as possible") {
   }
 }
 
-TEST_CASE("an expert's tensors are on its rank alone, and the rest on all") {
+TEST_CASE("an expert's tensors are only on its rank, and the others are on all") {
   const auto tensors = tensors_of(
       {tensor_shape::matrix(4, 2), tensor_shape::vector(6), tensor_shape::vector(6), tensor_shape::vector(6)},
       1);
@@ -50,7 +50,7 @@ TEST_CASE("an expert's tensors are on its rank alone, and the rest on all") {
   CHECK(owned_bytes(p, tensors, rank_id{1}) == 13);
 }
 
-TEST_CASE("an expert that is not there is refused with the tensor that is of it") {
+TEST_CASE("a missing expert is refused with its tensor") {
   const auto tensors = tensors_of({tensor_shape::vector(6)});
   CHECK_THROWS_WITH_AS(expert_parallel(tensors, std::vector{expert_id{2}}, 2, rank_count{2}),
                        "expert_parallel: tensor 'w' is of expert 2, and there are 2", argument_error);

@@ -73,7 +73,8 @@ void fill(state_of& state, const std::vector<tensor_facts>& tensors, std::uint64
 }  // namespace
 
 TEST_SUITE("gather_schedule") {
-  TEST_CASE("scopes come in their order by any planner and budget, and at most that is ever whole") {
+  TEST_CASE(
+      "scopes are gathered in order for any planner and budget, and the budget bounds the gathered bytes") {
     for (const auto seed : seeds(24)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -124,7 +125,9 @@ TEST_SUITE("gather_schedule") {
     }
   }
 
-  TEST_CASE("the next scope is gathered during this one, and the last one forward stays for the way back") {
+  TEST_CASE(
+      "the next scope is gathered during the present one, and the last one forward stays for the backward "
+      "pass") {
     const auto tensors = layers_of({300, 300, 300, 300});
     const auto order = there_and_back(4);
     in_thread_world(2, [&](ranks_of& ranks, host_space& space, std::uint32_t) {
@@ -155,7 +158,7 @@ TEST_SUITE("gather_schedule") {
     });
   }
 
-  TEST_CASE("a rank that dies ends the others' gathers, and no rank hangs") {
+  TEST_CASE("the death of a rank ends the others' gathers, and no rank hangs") {
     const auto tensors = layers_of({3000, 3000, 3000});
     const auto order = there_and_back(3);
     for (std::uint32_t dies_at = 0; dies_at < 6; ++dies_at) {
@@ -199,7 +202,7 @@ TEST_SUITE("gather_schedule") {
     }
   }
 
-  TEST_CASE("plans of other scopes and uses are refused, with all numbers") {
+  TEST_CASE("plans with different scopes and uses are refused with all numbers") {
     const auto tensors = layers_of({30, 30});
     CHECK_THROWS_WITH_AS(static_cast<void>(plan_gathers(sizes_of(tensors), timed({0, 2}, 1), 240, wire)),
                          "plan_gathers: scope 2 is used, and there are 2", argument_error);

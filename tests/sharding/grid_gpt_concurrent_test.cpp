@@ -173,17 +173,19 @@ void check_on(const gpt_catalogue& catalogue, const Grid& who) {
 }  // namespace
 
 TEST_SUITE("grid_gpt") {
-  TEST_CASE("on 2 x 2 ranks (Optimus) a GPT trains as unsplit, and sends what the paper says") {
+  TEST_CASE("on 2 x 2 ranks (Optimus) a GPT trains as on one rank, and sends the paper's bytes") {
     const gpt_catalogue catalogue(shape);
     check_on(catalogue, grid2d(catalogue.facts, catalogue.roles, 2));
   }
 
-  TEST_CASE("on 2 x 2 x 2 ranks (Tesseract) it does, too: half the activations, and the sums of gradients") {
+  TEST_CASE(
+      "on 2 x 2 x 2 ranks (Tesseract) a GPT trains so, too, with half the activations and sums of "
+      "gradients") {
     const gpt_catalogue catalogue(shape);
     check_on(catalogue, grid25d(catalogue.facts, catalogue.roles, 2, 2));
   }
 
-  TEST_CASE("on a grid of one rank it does, and sends nothing") {
+  TEST_CASE("on a grid of one rank a GPT trains so, too, and sends nothing") {
     CHECK(elements_sent(process_grid()) == 0);
     const gpt_catalogue catalogue(shape);
     check_on(catalogue, grid2d(catalogue.facts, catalogue.roles, 1));

@@ -21,7 +21,7 @@ using llmmem_tests::seeds;
 using llmmem_tests::tensors_of;
 using enum llmmem::grid_role;
 
-TEST_CASE("a rank holds the block at its place: of weights by row, of activations by layer and row") {
+TEST_CASE("a rank holds the block at its place: weights by row, activations by layer and row") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -54,7 +54,7 @@ TEST_CASE("a rank holds the block at its place: of weights by row, of activation
   }
 }
 
-TEST_CASE("layers of depth hold the same weights, d copies of them, and each other tokens") {
+TEST_CASE("layers of depth hold the same weights, d copies, and different tokens") {
   const auto tensors = tensors_of({tensor_shape::matrix(6, 4), tensor_shape::matrix(8, 6)});
   const grid25d p(tensors, std::vector{weight, activation}, 2, 2);
   for (std::uint32_t r = 0; r < 8; ++r) {
@@ -72,7 +72,7 @@ TEST_CASE("layers of depth hold the same weights, d copies of them, and each oth
 }
 
 TEST_CASE(
-    "a rank keeps 1/(q q d) of activations and d times that of weights, where 1-D keeps all activations") {
+    "a rank keeps 1/(q q d) of activations and d times that of weights; in 1-D it keeps all activations") {
   // Of X [a, b] and W [b, c]: Tesseract ab/p + bcd/p; Megatron ab + bc/p.
   const auto tensors = tensors_of({tensor_shape::matrix(64, 48), tensor_shape::matrix(48, 96)}, 1);
   for (const auto& [q, d] : {std::pair(2U, 1U), std::pair(4U, 1U), std::pair(2U, 2U), std::pair(4U, 4U)}) {
@@ -85,7 +85,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("tensors that all ranks of a grid hold completely are reported as replicated") {
+TEST_CASE("tensors that all ranks of a grid hold are reported as replicated") {
   const auto tensors = tensors_of({tensor_shape::matrix(4, 4), tensor_shape::matrix(4, 4),
                                    tensor_shape::vector(4), tensor_shape::scalar()});
   const std::vector roles{weight, activation, bias, whole};
@@ -100,7 +100,7 @@ TEST_CASE("tensors that all ranks of a grid hold completely are reported as repl
   CHECK(!grid2d(tensors, roles, 2).is_replicated(tensor_id{2}));
 }
 
-TEST_CASE("roles that tensors cannot have on a grid are refused") {
+TEST_CASE("impossible roles of tensors on a grid are refused") {
   const auto tensors = tensors_of({tensor_shape::vector(4)});
   CHECK_THROWS_WITH_AS(grid2d(tensors, {}, 2), "grid_partition: 1 tensors and 0 roles; each tensor has one",
                        argument_error);

@@ -20,7 +20,7 @@ using llmmem_tests::random_tensors;
 using llmmem_tests::seeds;
 using llmmem_tests::tensors_of;
 
-TEST_CASE("every node holds each element once, and a primary is in its rank's secondary") {
+TEST_CASE("every node holds each element once, and a rank's primary is in its secondary") {
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -97,7 +97,7 @@ TEST_CASE("two nodes of two ranks interleave their primaries") {
   CHECK(hierarchical_zero(tensors, rank_count{4}, rank_count{1}).is_replicated(tensor_id{0}));
 }
 
-TEST_CASE("the backward gather crosses no node, where the forward one must") {
+TEST_CASE("the backward gather stays within nodes, unlike the forward one") {
   const auto tensors = tensors_of({tensor_shape::matrix(30, 10)}, 2);
   for (const std::uint32_t node : {1U, 2U, 3U, 4U, 5U, 6U}) {
     CAPTURE(node);
@@ -125,7 +125,7 @@ TEST_CASE("a secondary costs the weights divided by the node, plain ZeRO 3 by th
   }
 }
 
-TEST_CASE("nodes without ranks are refused") {
+TEST_CASE("a hierarchy of empty nodes is refused") {
   const auto tensors = tensors_of({tensor_shape::vector(4)});
   CHECK_THROWS_WITH_AS(hierarchical_zero(tensors, rank_count{4}, rank_count{0}),
                        "hierarchical_zero: nodes of 0 ranks; a node has at least one", argument_error);

@@ -87,7 +87,7 @@ void check_reshard(const std::vector<tensor_facts>& tensors, const From& from, c
 
 }  // namespace
 
-TEST_CASE("between any two partitions what a rank lacks is sent to it once, and nothing else") {
+TEST_CASE("between any two partitions each rank receives its missing elements once, and nothing else") {
   for (const auto seed : seeds(4)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -103,7 +103,7 @@ TEST_CASE("between any two partitions what a rank lacks is sent to it once, and 
   }
 }
 
-TEST_CASE("from a partition to itself nothing moves") {
+TEST_CASE("a reshard to the same partition moves nothing") {
   random_numbers random(1);
   for (std::uint32_t kind = 0; kind < layout_kinds; ++kind) {
     CAPTURE(kind);
@@ -122,7 +122,7 @@ TEST_CASE("from a partition to itself nothing moves") {
   }
 }
 
-TEST_CASE("a stage of ZeRO more moves nothing, and one less gathers") {
+TEST_CASE("a higher stage of ZeRO moves nothing, and a lower one gathers") {
   const auto tensors = tensors_of({tensor_shape::matrix(7, 5), tensor_shape::vector(9)});
   const zero_partition whole(tensors, rank_count{4}, zero_stage::gradients, state_kind::weights);
   const zero_partition sharded(tensors, rank_count{4}, zero_stage::weights, state_kind::weights);
@@ -134,7 +134,7 @@ TEST_CASE("a stage of ZeRO more moves nothing, and one less gathers") {
   CHECK(gather.kept_elements == 44);
 }
 
-TEST_CASE("a reshard of another catalogue is refused with the side that it is not of") {
+TEST_CASE("a reshard with another catalogue is refused with the mismatched side") {
   const auto tensors = tensors_of({tensor_shape::vector(4)});
   const auto other = tensors_of({tensor_shape::vector(5)});
   const llmmem::sharding::replicated ours(tensors, rank_count{1});

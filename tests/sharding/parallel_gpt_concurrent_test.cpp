@@ -250,7 +250,7 @@ class parallel_block {
 }  // namespace
 
 TEST_SUITE("parallel_gpt") {
-  TEST_CASE("a block split over ranks computes as the whole one, and sends what the papers say") {
+  TEST_CASE("a split block computes the same as a whole one, and sends the papers' bytes") {
     const unsplit expected = run_unsplit();
     const auto facts = catalogue();
     const std::uint64_t activation = 4 * shape.tokens() * shape.width;
@@ -311,7 +311,8 @@ TEST_SUITE("parallel_gpt") {
     }
   }
 
-  TEST_CASE("blocks in stages compute as in sequence, and send an activation each way for each micro-batch") {
+  TEST_CASE(
+      "blocks in stages compute the same as in sequence, and send an activation each way per micro-batch") {
     const unsplit expected = run_unsplit();
     constexpr std::uint32_t stages = 3;
     constexpr std::uint32_t micro_batches = 5;

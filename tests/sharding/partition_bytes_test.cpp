@@ -12,7 +12,7 @@
 using namespace llmmem;
 using llmmem_tests::tensors_of;
 
-TEST_CASE("a rank holds what is local and answers for what it owns, each tensor in its own width") {
+TEST_CASE("a rank holds its local elements and owns its part of them, each tensor in its own width") {
   const std::vector<tensor_facts> tensors{
       {.name = "w", .shape = tensor_shape::matrix(3, 4), .element_bytes = 2},
       {.name = "m", .shape = tensor_shape::vector(6), .element_bytes = 8}};
@@ -27,7 +27,7 @@ TEST_CASE("a rank holds what is local and answers for what it owns, each tensor 
   CHECK(owned_bytes(cut, tensors, rank_id{1}) == 54);
 }
 
-TEST_CASE("a catalogue that is another partition's is refused with where they differ") {
+TEST_CASE("another partition's catalogue is refused with the first difference") {
   const auto tensors = tensors_of({tensor_shape::matrix(2, 3), tensor_shape::vector(4)});
   const llmmem::sharding::replicated p(tensors, rank_count{1});
   const auto one = tensors_of({tensor_shape::matrix(2, 3)});

@@ -25,7 +25,7 @@ std::vector<rank_id> ranks(std::initializer_list<std::uint32_t> numbers) {
 
 }  // namespace
 
-TEST_CASE("a rank and its place are each other's, and its groups differ in one coordinate") {
+TEST_CASE("rank and place are inverse to each other, and the ranks of a group differ in one coordinate") {
   for (std::uint32_t rows = 1; rows < 5; ++rows) {
     for (std::uint32_t columns = 1; columns < 5; ++columns) {
       for (std::uint32_t depth = 1; depth < 4; ++depth) {
@@ -55,13 +55,13 @@ TEST_CASE("a rank and its place are each other's, and its groups differ in one c
   }
 }
 
-TEST_CASE("ranks go along rows, then rows, then layers") {
+TEST_CASE("ranks are numbered along rows, then over rows, then over layers") {
   CHECK(two_by_three_by_two.row_group(rank_id{4}) == ranks({3, 4, 5}));
   CHECK(two_by_three_by_two.column_group(rank_id{4}) == ranks({1, 4}));
   CHECK(two_by_three_by_two.depth_group(rank_id{4}) == ranks({4, 10}));
 }
 
-TEST_CASE("a grid without a side, or with more ranks than ids, is refused") {
+TEST_CASE("a grid with a side of 0, or with more ranks than ids, is refused") {
   CHECK_THROWS_WITH_AS(process_grid(2, 0), "process_grid: 2 x 0 x 1 ranks; each side is at least 1",
                        argument_error);
   CHECK_THROWS_WITH_AS(process_grid(65536, 65536),

@@ -145,7 +145,7 @@ wanted_piece want_all(std::uint64_t elements, std::uint32_t rank = 0) {
 
 }  // namespace
 
-TEST_CASE("any partition over 1 to 5 ranks loads into any other over 1 to 5, each element read once") {
+TEST_CASE("any partition over 1 to 5 ranks loads into any other over 1 to 5, and reads each element once") {
   for (const auto seed : seeds(4)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -172,7 +172,7 @@ TEST_CASE("any partition over 1 to 5 ranks loads into any other over 1 to 5, eac
   }
 }
 
-TEST_CASE("more ranks than elements leave most ranks with nothing to store and nothing to read") {
+TEST_CASE("with more ranks than elements, most ranks store and read nothing") {
   random_numbers random(1);
   const std::vector<tensor_facts> tensors{{.name = "scalar", .shape = tensor_shape::scalar()},
                                           {.name = "none", .shape = tensor_shape::matrix(0, 3)},
@@ -188,7 +188,7 @@ TEST_CASE("more ranks than elements leave most ranks with nothing to store and n
   CHECK(checked_reshard(tensors, {{.tensor = tensor_id{1}}}, {{.tensor = tensor_id{1}}}) == reshard_plan{});
 }
 
-TEST_CASE("any pieces give a right plan, or the first element that no piece has") {
+TEST_CASE("any pieces give a right plan, or the first element that is in no piece") {
   std::uint64_t plans = 0;
   std::uint64_t refusals = 0;
   for (const auto seed : seeds(3000)) {
@@ -259,7 +259,7 @@ TEST_CASE("any pieces give a right plan, or the first element that no piece has"
   CHECK(refusals > 300);
 }
 
-TEST_CASE("ranges that overlap are covered by as few of them as can be") {
+TEST_CASE("overlapping ranges are covered by the fewest of them") {
   for (const auto seed : seeds(500)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -287,7 +287,7 @@ TEST_CASE("ranges that overlap are covered by as few of them as can be") {
   }
 }
 
-TEST_CASE("bands of a matrix of any height take one copy for each pair that overlaps") {
+TEST_CASE("bands of a matrix of any height take one copy per overlapping pair") {
   // Eight thousand million rows: none is looked at for itself.
   const auto tensors = one_tensor(tensor_shape::matrix(std::uint64_t{960} << 23, 960), 2);
   const std::vector columns{split_axis::columns};
@@ -334,7 +334,7 @@ TEST_CASE("a range that cuts rows takes at most three copies for each band it me
         "copy tensor 0: stored 1 + 7 step 10 -> wanted 0 + 1670 step 5: 666 x 5\n");
 }
 
-TEST_CASE("replicas share the reading, unless a rank has its own") {
+TEST_CASE("replicas share the reads, unless a rank has its own piece") {
   const std::uint32_t world = 4;
   std::vector<tensor_facts> tensors;
   for (std::uint32_t i = 0; i < 16; ++i)
@@ -371,7 +371,7 @@ TEST_CASE("a plan is the same regardless of other requests and of the order of p
   CHECK(turned.bytes == plan.bytes);
 }
 
-TEST_CASE("invalid pieces are refused with their number, their tensor and the reason") {
+TEST_CASE("invalid pieces are refused with their number, tensor and reason") {
   const auto tensors = one_tensor(tensor_shape::vector(10));
   const auto refuses = [&](const std::vector<stored_piece>& stored, const std::vector<wanted_piece>& wanted,
                            const char* text) {
@@ -398,7 +398,7 @@ TEST_CASE("invalid pieces are refused with their number, their tensor and the re
           "make_reshard: no stored piece has element 0 of tensor 'w', which rank 2 wants");
 }
 
-TEST_CASE("sets of runs too many to look at are refused before any memory is taken for them") {
+TEST_CASE("too many sets of runs are refused before any memory is taken for them") {
   const auto tensors = one_tensor(tensor_shape::vector(std::uint64_t{1} << 60));
   const std::uint64_t many = std::uint64_t{1} << 50;
   const std::vector<stored_piece> stored{{.elements = {0, 1, 3, many}}, {.elements = {1, 1, 5, many}}};

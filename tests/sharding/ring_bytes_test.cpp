@@ -15,7 +15,7 @@ constexpr auto reduce = ring_collective::all_reduce;
 
 }  // namespace
 
-TEST_CASE("a ring that is played sends what the formula says, and every share ends where it belongs") {
+TEST_CASE("a simulated ring sends the formula's bytes, and every share ends at its place") {
   for (std::uint32_t n = 1; n <= 9; ++n) {
     for (std::uint64_t units = 0; units < 23; ++units) {
       CAPTURE(n);
@@ -56,12 +56,12 @@ TEST_CASE("a ring that is played sends what the formula says, and every share en
   }
 }
 
-TEST_CASE("of equal shares a ring all-reduce sends 2 (N - 1) / N of the tensor from each rank") {
+TEST_CASE("with equal shares, a ring all-reduce sends 2 (N - 1) / N of the tensor from each rank") {
   for (std::uint32_t n = 2; n <= 8; ++n)
     CHECK(ring_sent_bytes(reduce, 840, 4, rank_count{n}, rank_id{n - 1}) == 2 * (n - 1) * 840 * 4 / n);
 }
 
-TEST_CASE("a ring of no ranks, and too many bytes to count, are refused") {
+TEST_CASE("a ring of zero ranks, and too many bytes, are refused") {
   CHECK_THROWS_WITH_AS(ring_sent_bytes(reduce, 1, 1, rank_count{0}, rank_id{0}),
                        "ring_sent_bytes: 0 ranks; a world has at least one", argument_error);
   CHECK_THROWS_WITH_AS(

@@ -14,7 +14,7 @@ using llmmem_tests::check_partition;
 using llmmem_tests::tensors_of;
 using enum llmmem::sequence_role;
 
-TEST_CASE("each token's activations are on one rank, and weights are on all") {
+TEST_CASE("each token's activations are on one rank, and the weights are on all") {
   const std::vector<std::uint64_t> dimensions{7, 2, 3};
   const auto tensors = tensors_of({tensor_shape::of(dimensions), tensor_shape::vector(3)}, 2);
   const sequence_split p(tensors, std::vector{along_sequence, whole}, rank_count{3});
@@ -33,7 +33,7 @@ TEST_CASE("each token's activations are on one rank, and weights are on all") {
                   rank_count{11});
 }
 
-TEST_CASE("the 552 MiB of a GPT-3 layer under tensor parallelism become 342") {
+TEST_CASE("the 552 MiB of a GPT-3 layer under tensor parallelism become 342 MiB") {
   // Korthikanti et al., Table 2: of s b h (34 + 5 a s / h) bytes, 10 s b h are on every one of t ranks
   // without sequence parallelism: inputs of two norms and of two linear layers, 2 bytes each, two dropout
   // masks of 1.
@@ -52,7 +52,7 @@ TEST_CASE("the 552 MiB of a GPT-3 layer under tensor parallelism become 342") {
   CHECK(mib_of(cut) == 342);
 }
 
-TEST_CASE("a reduce-scatter and an all-gather along the sequence cost what the all-reduce did") {
+TEST_CASE("a reduce-scatter and an all-gather along the sequence cost as much as the all-reduce") {
   for (std::uint32_t t = 1; t <= 8; ++t) {
     for (const std::uint64_t tokens : {8U, 13U, 3U}) {
       const auto tensors = tensors_of({tensor_shape::matrix(tokens, 5)}, 2);
@@ -70,7 +70,7 @@ TEST_CASE("a reduce-scatter and an all-gather along the sequence cost what the a
   }
 }
 
-TEST_CASE("roles that tensors cannot have are refused") {
+TEST_CASE("impossible roles of tensors are refused") {
   const auto tensors = tensors_of({tensor_shape::vector(4), tensor_shape::scalar()});
   CHECK_THROWS_WITH_AS(sequence_split(tensors, std::vector{whole}, rank_count{2}),
                        "sequence_split: 2 tensors and 1 roles; each tensor has one", argument_error);

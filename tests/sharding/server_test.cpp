@@ -137,7 +137,7 @@ TEST_CASE("every key has one owner and its followers, through losses and returns
   }
 }
 
-TEST_CASE("a lost server's range falls to its follower, and the chain gets one more server at its end") {
+TEST_CASE("a lost server's range goes to its follower, and the chain gets another server at its end") {
   key_servers servers(100, rank_count{5}, 2);
   CHECK(servers.keys_of(tensor_id{1}) == index_range{20, 20});
   CHECK(servers.replicas_of(25) == ranks({1, 2, 3}));
@@ -160,7 +160,7 @@ TEST_CASE("a lost server's range falls to its follower, and the chain gets one m
   CHECK(back.changes[1].drop_from == ranks({4}));
 }
 
-TEST_CASE("the ranges of a lost server fall to as many others") {
+TEST_CASE("the ranges of a lost server go to the same number of other servers") {
   key_servers servers(120, rank_count{6}, 1, 4);
   std::set<rank_id> heirs;
   for (const llmmem::sharding::range_change& each : servers.lose(ranks({2})).changes) {
@@ -169,7 +169,7 @@ TEST_CASE("the ranges of a lost server fall to as many others") {
   CHECK(heirs.size() == 4);
 }
 
-TEST_CASE("a chain that is lost at once is read from a checkpoint, a shorter loss is not") {
+TEST_CASE("a chain that is lost at once is read from a checkpoint, a partial loss is not") {
   key_servers servers(40, rank_count{4}, 1);
   CHECK(servers.lose(ranks({1, 3})).lost_ranges.empty());
   key_servers again(40, rank_count{4}, 1);
@@ -178,7 +178,7 @@ TEST_CASE("a chain that is lost at once is read from a checkpoint, a shorter los
   CHECK(again.replicas(tensor_id{1}) == ranks({3, 0}));
 }
 
-TEST_CASE("servers' ranges reshard to another number of servers like any partition") {
+TEST_CASE("servers' ranges reshard to another number of servers as any partition does") {
   const key_servers three(30, rank_count{3}, 1, 2);
   const auto tensors = catalogue_of(three);
   const flat_uneven flat = flat_uneven::even(tensors, rank_count{3});

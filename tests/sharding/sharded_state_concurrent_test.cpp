@@ -137,7 +137,7 @@ TEST_SUITE("sharded_state") {
     }
   }
 
-  TEST_CASE("an owner's changes arrive at all holders, and at no other rank") {
+  TEST_CASE("an owner's changes arrive at all holders and at no other rank") {
     for (const auto seed : seeds(66)) {
       CAPTURE(seed);
       random_numbers random(seed + 1000);
@@ -209,7 +209,7 @@ TEST_SUITE("sharded_state") {
     }
   }
 
-  TEST_CASE("ZeRO-3 sends 3P where plain data parallelism sends 2P, each (N - 1) / N of it") {
+  TEST_CASE("ZeRO-3 sends 3P, plain data parallelism 2P, each (N - 1) / N of it") {
     for (const std::uint32_t world : {1U, 2U, 3U, 4U, 6U}) {
       const auto tensors = layers_of({120, 240, 24 * 60});
       const std::uint64_t all = 4 * (120 + 240 + 24 * 60);
@@ -246,7 +246,7 @@ TEST_SUITE("sharded_state") {
     }
   }
 
-  TEST_CASE("hierarchical ZeRO sends weights between nodes once a step, and nothing in the backward pass") {
+  TEST_CASE("hierarchical ZeRO sends weights between nodes once per step, and none in the backward pass") {
     const auto tensors = layers_of({64, 192});
     const std::uint64_t all = 4 * 256;
     in_sim_world(4, 1, [&](sim_ranks& ranks, host_space& space, std::uint32_t self) {
@@ -296,7 +296,8 @@ TEST_SUITE("sharded_state") {
     });
   }
 
-  TEST_CASE("a rank's peak is its pieces and the wholes that live, and no byte more where ranges are flat") {
+  TEST_CASE(
+      "a rank's peak is its pieces and the live complete tensors, and no further byte if ranges are flat") {
     const auto tensors = layers_of({1000, 3000, 2000});
     for (const std::uint32_t world : {1U, 2U, 3U, 5U}) {
       in_sim_world(world, world, [&](sim_ranks& ranks, host_space& space, std::uint32_t self) {
@@ -341,7 +342,7 @@ TEST_SUITE("sharded_state") {
     }
   }
 
-  TEST_CASE("from any partition to any other, of more ranks or fewer, move the plan's bytes and no more") {
+  TEST_CASE("a reshard between any partitions, to more ranks or fewer, moves exactly the plan's bytes") {
     for (const auto seed : seeds(60)) {
       CAPTURE(seed);
       random_numbers random(seed + 3000);
@@ -429,7 +430,7 @@ TEST_SUITE("sharded_state") {
     CHECK(failed > 100);
   }
 
-  TEST_CASE("a rank without memory for a gather ends it for all") {
+  TEST_CASE("a rank without memory for a gather ends it for all ranks") {
     for (const std::uint32_t budget : {4U * 100 + 4 * 300 - 1, 4U * 100 + 4 * 300}) {
       in_sim_world(3, 1, [&](sim_ranks& ranks, host_space&, std::uint32_t self) {
         const auto tensors = layers_of({300});
@@ -446,7 +447,7 @@ TEST_SUITE("sharded_state") {
     }
   }
 
-  TEST_CASE("what does not fit together is refused with all numbers, and nothing is sent or ended") {
+  TEST_CASE("mismatched arguments are refused with all numbers, and nothing is sent or ended") {
     in_sim_world(2, 1, [&](sim_ranks& ranks, host_space& space, std::uint32_t self) {
       auto tensors = layers_of({10, 20});
       const table_partition of_two(flat_uneven::even(tensors, rank_count{2}));
@@ -498,7 +499,7 @@ TEST_SUITE("sharded_state") {
     });
   }
 
-  TEST_CASE("threads of a process hold state between them") {
+  TEST_CASE("threads of a process share a sharded state") {
     using ranks_of = communicator<thread_endpoint>;
     const auto tensors = layers_of({70'001, 300'000, 5});
     in_thread_world(3, [&](ranks_of& ranks, host_space& space, std::uint32_t self) {

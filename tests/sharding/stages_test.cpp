@@ -34,7 +34,7 @@ struct small_model {
 
 }  // namespace
 
-TEST_CASE("with one chunk a device has consecutive layers, with several it has every P-th chunk") {
+TEST_CASE("a device has consecutive layers with one chunk, and every P-th chunk with several") {
   // Section 2.2 of the paper: of 16 layers, on 4 devices with 2 chunks, the first has 1, 2, 9, 10.
   const small_model model(16);
   const pipeline_stages one(model.tensors, model.places, 16, rank_count{4});
@@ -55,7 +55,7 @@ TEST_CASE("with one chunk a device has consecutive layers, with several it has e
   CHECK(two.shape_of(12).stages() == two.stages());
 }
 
-TEST_CASE("a tied tensor is held by the first and the last device, and owned by the first") {
+TEST_CASE("the first and the last device hold a tied tensor, and the first owns it") {
   const small_model model(6);
   const tensor_id embedding{6};
   const pipeline_stages p(model.tensors, model.places, 6, rank_count{3});
@@ -103,7 +103,7 @@ TEST_CASE("stages, layers and devices agree with a list of all layers, regardles
   }
 }
 
-TEST_CASE("more stages than layers leave the last devices without any") {
+TEST_CASE("with more stages than layers, the last devices have none") {
   const small_model model(2);
   const pipeline_stages p(model.tensors, model.places, 2, rank_count{4});
   check_partition(p, model.tensors, rank_count{4});
@@ -111,7 +111,7 @@ TEST_CASE("more stages than layers leave the last devices without any") {
   CHECK(p.layers_of(rank_id{3}).count == 0);
 }
 
-TEST_CASE("stages that cannot be are refused with what is wrong") {
+TEST_CASE("impossible stages are refused with what is wrong") {
   const small_model model(4);
   const auto from = [&](std::vector<std::uint32_t> boundaries, std::uint32_t devices) {
     return pipeline_stages(model.tensors, model.places, boundaries, rank_count{devices});

@@ -14,7 +14,7 @@ using namespace llmmem;
 using llmmem_tests::random_numbers;
 using llmmem_tests::seeds;
 
-TEST_CASE("a worker starts when all have finished the iterations before the bound") {
+TEST_CASE("a worker starts an iteration when all have finished those before the bound") {
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -57,7 +57,7 @@ TEST_CASE("a worker starts when all have finished the iterations before the boun
   }
 }
 
-TEST_CASE("a bound of 0 is lock step, and of 1 one iteration ahead") {
+TEST_CASE("a bound of 0 is lock step, and a bound of 1 is one iteration ahead") {
   staleness_clock strict(rank_count{2}, 0);
   CHECK(strict.may_start(rank_id{0}, 0));
   strict.finish(rank_id{0});

@@ -325,7 +325,7 @@ void check_pipeline(std::uint32_t stages, std::uint32_t micro_batches) {
 }  // namespace
 
 TEST_SUITE("stash_pipeline") {
-  TEST_CASE("2 and 4 stages that stash weights learn, bit for bit, what PipeDream's formula says") {
+  TEST_CASE("2 and 4 stages that stash weights learn by PipeDream's formula, bit for bit") {
     for (const std::uint32_t stages : {1U, 2U, 4U}) {
       for (const std::uint32_t micro_batches : {1U, 3U, 17U}) {
         CAPTURE(stages);
@@ -335,7 +335,7 @@ TEST_SUITE("stash_pipeline") {
     }
   }
 
-  TEST_CASE("the delay shows in the weights as soon as a micro-batch has seen some that were updated since") {
+  TEST_CASE("the delay shows in the weights once a micro-batch has seen updated weights") {
     const model_in_stages model(4);
     CHECK(are_equal(one_after_the_other(model.who, 1, pipedream_delay),
                     one_after_the_other(model.who, 1, no_delay)));

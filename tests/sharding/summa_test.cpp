@@ -127,7 +127,7 @@ void check_product(const process_grid& grid, const product_shape& shape, random_
 
 }  // namespace
 
-TEST_CASE("the plan carried out gives the product, at 2 x 2, 3 x 3 and 2 x 2 x 2, even and uneven") {
+TEST_CASE("the executed plan gives the product, at 2 x 2, 3 x 3 and 2 x 2 x 2, even and uneven") {
   random_numbers random(1);
   for (const process_grid& grid : {process_grid(2, 2), process_grid(3, 3), process_grid(2, 2, 2)}) {
     check_product(grid, {.m = 12, .n = 12, .k = 12}, random);
@@ -137,7 +137,7 @@ TEST_CASE("the plan carried out gives the product, at 2 x 2, 3 x 3 and 2 x 2 x 2
   }
 }
 
-TEST_CASE("the plan carried out gives the product on grids of any sides") {
+TEST_CASE("the executed plan gives the product on grids of any sides") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -173,7 +173,7 @@ TEST_CASE("step k of a square grid broadcasts column k of A along rows and row k
   CHECK(plan_summa(process_grid(4, 6), {.m = 12, .n = 12, .k = 12}).steps.size() == 4 + 6 - 2);
 }
 
-TEST_CASE("a layer's forward pass costs what Optimus says: log2(p) / (2 sqrt p) x (7 b s h + 12 h^2)") {
+TEST_CASE("a layer's forward pass has Optimus's cost: log2(p) / (2 sqrt p) x (7 b s h + 12 h^2)") {
   constexpr std::uint64_t tokens = 64, h = 32;
   for (const std::uint32_t q : {2U, 4U, 8U}) {
     const std::uint64_t rounds = q == 2 ? 1 : q == 4 ? 2 : 3;
@@ -192,7 +192,7 @@ TEST_CASE("a layer's forward pass costs what Optimus says: log2(p) / (2 sqrt p) 
   }
 }
 
-TEST_CASE("at 64 ranks Tesseract broadcasts 32 times a layer, where 2-D SUMMA does 128 times") {
+TEST_CASE("at 64 ranks Tesseract broadcasts 32 times per layer, and 2-D SUMMA 128 times") {
   // arXiv 2105.14500 counts transmissions: 2 p^(2/3) at d = q, so that Cannon's 2 p^(3/2) - 2
   // p^(1/2) = 1008 is 31.5 times as many.
   const product_shape shape{.m = 64, .n = 64, .k = 64};
@@ -209,7 +209,7 @@ TEST_CASE("at 64 ranks Tesseract broadcasts 32 times a layer, where 2-D SUMMA do
         traffic_of(plan_summa(process_grid(8, 8), wide)).received[0]);
 }
 
-TEST_CASE("one rank broadcasts nothing, and factors past counting are refused") {
+TEST_CASE("one rank broadcasts nothing, and factors past 64 bits are refused") {
   const auto alone = traffic_of(plan_summa(process_grid(), {.m = 3, .n = 3, .k = 3}));
   CHECK(alone == summa_traffic{.received = {0}, .total = 0, .broadcasts = 0, .tree_elements = 0});
   CHECK(plan_summa(process_grid(2, 2), {.m = 3, .n = 3, .k = 0}).steps.empty());

@@ -28,7 +28,7 @@ TEST_CASE("a shape is its first dimension by the product of the others") {
   CHECK(tensor_shape::vector(max_bytes).elements() == max_bytes);
 }
 
-TEST_CASE("a shape of too many elements is refused with the product that passes the limit") {
+TEST_CASE("a shape with too many elements is refused with the product that exceeds the limit") {
   CHECK_THROWS_WITH_AS(tensor_shape::matrix(std::uint64_t{1} << 32, std::uint64_t{1} << 31),
                        "tensor_shape: rows x columns: 4294967296 x 2147483648 exceeds the limit of 2^63 - 1 "
                        "bytes; lower one of the two",

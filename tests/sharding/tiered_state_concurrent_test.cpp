@@ -114,7 +114,7 @@ std::vector<std::byte> life_of(State& state, std::span<const tensor_facts> tenso
 }  // namespace
 
 TEST_SUITE("pieces in tiers") {
-  TEST_CASE("every operation has the same bits and messages, wherever the pieces are") {
+  TEST_CASE("every operation has the same bits and messages, regardless of where the pieces are") {
     for (const auto seed : seeds(22)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -163,7 +163,7 @@ TEST_SUITE("pieces in tiers") {
     }
   }
 
-  TEST_CASE("a reshard moves pieces between tiers of different ranks, a tensor at a time") {
+  TEST_CASE("a reshard moves pieces between tiers of different ranks, one tensor at a time") {
     const auto tensors = layers_of({700, 3, 0, 512, 129, 600, 600});
     for (const std::uint32_t world : {2U, 3U, 4U}) {
       CAPTURE(world);
@@ -189,7 +189,7 @@ TEST_SUITE("pieces in tiers") {
     }
   }
 
-  TEST_CASE("gathers ahead lease the shards on the program's thread, and give them back as they arrive") {
+  TEST_CASE("prefetching gathers lease the shards on the program's thread, and return them as they arrive") {
     const auto tensors = layers_of({900, 640, 640, 640, 333});
     const std::vector<std::uint32_t> order{0, 1, 2, 3, 4, 4, 3, 2, 1, 0};
     std::vector<gather_use> uses;
@@ -233,7 +233,7 @@ TEST_SUITE("pieces in tiers") {
     }
   }
 
-  TEST_CASE("a piece that is held to read is not changed, and a rank without memory ends the call for all") {
+  TEST_CASE("a piece leased for reading is not changed, and a rank without memory ends the call for all") {
     const auto tensors = layers_of({640, 640});
     in_sim_world(2, 1, [&](sim_ranks& ranks, host_space& space, std::uint32_t self) {
       const zero_partition who(tensors, rank_count{2}, zero_stage::optimizer, state_kind::weights);

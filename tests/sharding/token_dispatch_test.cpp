@@ -64,7 +64,8 @@ struct oracle {
 
 }  // namespace
 
-TEST_CASE("every assignment is in one slot, dropped or unrouted, as queues in the order named have it") {
+TEST_CASE(
+    "every assignment is in one slot, dropped or unrouted, as queues in the documented order would have it") {
   for (const auto seed : seeds(400)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -152,7 +153,7 @@ TEST_CASE("without a capacity the order is a stable sort by expert, and its inve
   }
 }
 
-TEST_CASE("rows sent between ranks are those whose tokens and experts are there") {
+TEST_CASE("the rows sent between two ranks are those of one's tokens and the other's experts") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -197,7 +198,7 @@ TEST_CASE("a capacity is tokens x choices x factor / experts, rounded up") {
   CHECK_THROWS_AS(expert_capacity(0xFFFF'FFFF, 0xFFFF'FFFF, 1, 100), length_error);
 }
 
-TEST_CASE("choices that cannot be are refused, and the plan before is kept") {
+TEST_CASE("impossible choices are refused, and the previous plan is kept") {
   token_dispatch dispatch({.experts = 2, .choices = 2, .max_tokens = 2, .name = "moe.3"});
   REQUIRE(dispatch.plan(choices_of({1, 0})));
   const auto refused = [&](std::initializer_list<std::uint32_t> numbers) {

@@ -28,7 +28,7 @@ constexpr zero_stage stages[] = {zero_stage::none, zero_stage::optimizer, zero_s
 
 }  // namespace
 
-TEST_CASE("ranks keep the bytes of Table 1 of the ZeRO paper") {
+TEST_CASE("ranks keep the bytes of the ZeRO paper's Table 1") {
   struct column {
     std::uint64_t billions_and_a_half;  // of parameters, doubled, so that 7.5 is whole
     std::uint32_t ranks;
@@ -60,7 +60,7 @@ TEST_CASE("ranks keep the bytes of Table 1 of the ZeRO paper") {
   }
 }
 
-TEST_CASE("where ranks divide the parameters the formulas hold to the byte") {
+TEST_CASE("if the ranks divide the parameters, the formulas hold to the byte") {
   constexpr std::uint64_t p = 7'500'000'000;
   const auto tensors = tensors_of({tensor_shape::vector(p)});
   for (const std::uint32_t n : {1U, 2U, 50U, 64U * 5U}) {
@@ -72,7 +72,7 @@ TEST_CASE("where ranks divide the parameters the formulas hold to the byte") {
   }
 }
 
-TEST_CASE("bytes of a kind are those of the elements its partition gives the rank, in any cut") {
+TEST_CASE("the bytes of a kind are those of the elements that its partition gives the rank, for any cut") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -111,7 +111,7 @@ TEST_CASE("bytes of a kind are those of the elements its partition gives the ran
   }
 }
 
-TEST_CASE("the largest rank keeps what training_state says without a catalogue") {
+TEST_CASE("the largest rank keeps the bytes of training_state without a catalogue") {
   for (std::uint64_t p = 0; p < 40; ++p) {
     for (std::uint32_t n = 1; n < 9; ++n) {
       for (const zero_stage stage : stages) {
@@ -136,7 +136,7 @@ TEST_CASE("the shards of a rank are the same elements in every kind, at every st
   }
 }
 
-TEST_CASE("state for no ranks, and bytes past counting, are refused") {
+TEST_CASE("state for zero ranks, and too many bytes, are refused") {
   const auto tensors = tensors_of({tensor_shape::vector(4)});
   CHECK_THROWS_WITH_AS(zero3(tensors, rank_count{0}), "flat_uneven: 0 ranks; a world has at least one",
                        argument_error);

@@ -14,7 +14,7 @@ using buffer = space_buffer<host_space>;
 static_assert(!std::is_copy_constructible_v<buffer>);
 static_assert(std::is_nothrow_move_constructible_v<buffer> && std::is_nothrow_move_assignable_v<buffer>);
 
-TEST_CASE("a buffer gives its range back once, however it is moved") {
+TEST_CASE("a buffer returns its range once, regardless of moves") {
   host_space space{host_options{.budget = 1000}};
   {
     buffer a(space, 100, std::align_val_t{8});
@@ -35,7 +35,7 @@ TEST_CASE("a buffer gives its range back once, however it is moved") {
   CHECK(space.used() == 0);
 }
 
-TEST_CASE("a released range is the caller's") {
+TEST_CASE("a released range belongs to the caller") {
   host_space space{host_options{.budget = 1000}};
   buffer a(space, 100, std::align_val_t{8});
   const auto range = a.release();
@@ -45,7 +45,7 @@ TEST_CASE("a released range is the caller's") {
   space.deallocate(range);
 }
 
-TEST_CASE("a buffer that cannot be made throws what the space says") {
+TEST_CASE("a failed construction of a buffer throws the space's failure") {
   host_space space{host_options{.budget = 1000, .name = "staging"}};
   CHECK_THROWS_WITH_AS(
       buffer(space, 1001, std::align_val_t{8}),

@@ -15,7 +15,7 @@
 
 using namespace llmmem;
 
-TEST_CASE("bytes are seen as the elements that were written to them") {
+TEST_CASE("bytes are read as the elements that were written to them") {
   alignas(float) std::array<std::byte, 12> bytes{};
   const std::span<float> floats = as_elements<float>(std::span<std::byte>(bytes));
   REQUIRE(floats.size() == 3);
@@ -26,7 +26,7 @@ TEST_CASE("bytes are seen as the elements that were written to them") {
 }
 
 TEST_CASE(
-    "bytes that are no whole number of elements, or not aligned for them, are refused with the number") {
+    "bytes that are not a whole number of elements, or misaligned for them, are refused with the number") {
   alignas(double) std::array<std::byte, 24> bytes{};
   const std::span<std::byte> all(bytes);
   CHECK_THROWS_WITH_AS(
@@ -40,7 +40,7 @@ TEST_CASE(
   CHECK(as_elements<float>(all.subspan(4, 8)).size() == 2);
 }
 
-TEST_CASE("a lease gives elements: to be written of one that writes, const of one that reads") {
+TEST_CASE("a write lease gives mutable elements, and a read lease const ones") {
   host_space memory({.budget = 1 << 16});
   host_space below({.budget = 1 << 16});
   tiered_buffer<host_space, host_space> buffer({}, {memory, 1 << 14}, {below, 1 << 16});
@@ -60,7 +60,7 @@ TEST_CASE("a lease gives elements: to be written of one that writes, const of on
   CHECK(lease.as<float>().empty());
 }
 
-TEST_CASE("a lease of a tensor gives its elements, and those of no neighbour in its chunk") {
+TEST_CASE("a lease of a tensor gives only its elements, and none of its chunk's neighbours") {
   host_space memory({.budget = 1 << 16});
   host_space below({.budget = 1 << 16});
   tiered_buffer<host_space, host_space> buffer({}, {memory, 1 << 14}, {below, 1 << 16});

@@ -10,7 +10,7 @@
 
 using namespace llmmem;
 
-TEST_CASE("what was written before a point passed is visible to all who waited for it") {
+TEST_CASE("writes before a point passed are visible to all that waited for it") {
   constexpr int rounds = 500;
   constexpr int readers = 3;
   host_timeline timeline;
@@ -44,7 +44,7 @@ TEST_CASE("what was written before a point passed is visible to all who waited f
   CHECK(wrong == 0);
 }
 
-TEST_CASE("points issued by several threads are all different, and passing the last passes them all") {
+TEST_CASE("points issued by several threads are distinct, and the last one passes them all") {
   constexpr std::size_t each = 2000;
   host_timeline timeline;
   std::vector<std::vector<host_fence>> issued(4);

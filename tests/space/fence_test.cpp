@@ -24,7 +24,7 @@ TEST_CASE("a default-constructed fence has passed") {
   CHECK(all_ready(std::span<const host_fence>{}));
 }
 
-TEST_CASE("a fence passes when its point does, and every copy of it with it") {
+TEST_CASE("a fence and all its copies pass when its point does") {
   host_timeline timeline;
   const host_fence f = timeline.issue();
   const host_fence same = f;
@@ -61,7 +61,7 @@ TEST_CASE("a timeline behaves as a count of issued points and the highest that p
   }
 }
 
-TEST_CASE("passing nothing or a passed point is no change, and another timeline's fence is refused") {
+TEST_CASE("passing no point or a passed point changes nothing, and another timeline's fence is refused") {
   host_timeline ours;
   host_timeline theirs;
   const host_fence f = theirs.issue();

@@ -57,7 +57,7 @@ void put(io_file& file, std::uint64_t offset, const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("each mode opens, makes, keeps and refuses what it says") {
+TEST_CASE("each mode opens, makes, keeps and refuses files as documented") {
   const temporary_folder folder;
   const std::string path = folder.file("data");
   CHECK_THROWS_WITH_AS(io_file(path, {.mode = open_mode::read}),
@@ -92,7 +92,7 @@ TEST_CASE("each mode opens, makes, keeps and refuses what it says") {
   CHECK(seen.size().value() == 4);
 }
 
-TEST_CASE("what is no file is refused at once, by what it is") {
+TEST_CASE("a path that is not a regular file is refused at once, with its kind") {
   const temporary_folder folder;
   const std::string inside = folder.path().string();
   for (const open_mode mode : {open_mode::read, open_mode::update, open_mode::create}) {
@@ -126,7 +126,7 @@ TEST_CASE("what is no file is refused at once, by what it is") {
                        "/nowhere/data: cannot be opened: No such file or directory (errno 2)", io_error);
 }
 
-TEST_CASE("a folder that may not be written to is said to be so") {
+TEST_CASE("a read-only folder is reported as such") {
   const temporary_folder folder;
   REQUIRE(::chmod(folder.path().c_str(), 0500) == 0);
   const std::string path = folder.file("data");
@@ -137,7 +137,7 @@ TEST_CASE("a folder that may not be written to is said to be so") {
   REQUIRE(::chmod(folder.path().c_str(), 0700) == 0);
 }
 
-TEST_CASE("descriptors end with the object, and do not pass to programs that it starts") {
+TEST_CASE("descriptors end with the object, and started programs do not inherit them") {
   const temporary_folder folder;
   int buffered = -1;
   int direct = -1;
@@ -156,7 +156,7 @@ TEST_CASE("descriptors end with the object, and do not pass to programs that it 
   CHECK((direct < 0 || ::fcntl(direct, F_GETFD) == -1));
 }
 
-TEST_CASE("the reason for the page cache can be asked for, and being required it is an error") {
+TEST_CASE("the file reports why it uses the page cache, and required direct I/O makes that an error") {
   const temporary_folder folder;
   const std::string path = folder.file("data");
   const io_file cached(path, {.direct = direct_io::never});
@@ -190,7 +190,7 @@ TEST_CASE("the reason for the page cache can be asked for, and being required it
         "the file system refused a direct transfer with the required alignment");
 }
 
-TEST_CASE("a lock that ends with its object ends though others have the open file, but in no child") {
+TEST_CASE("a lock ends with its object even if others have the open file, and a child's end keeps it") {
   const temporary_folder folder;
   const std::string path = folder.file("data");
   const auto try_lock = [&path] { return io_file(path).lock().code(); };
@@ -215,7 +215,7 @@ TEST_CASE("a lock that ends with its object ends though others have the open fil
   ::close(another);
 }
 
-TEST_CASE("a lock is one object's, among processes and within one, and ends with it") {
+TEST_CASE("one object has a lock, among processes and within one, until the object ends") {
   const temporary_folder folder;
   const std::string path = folder.file("data");
   const auto try_lock = [&path] {
@@ -239,7 +239,7 @@ TEST_CASE("a lock is one object's, among processes and within one, and ends with
   CHECK(try_lock() == 0);
 }
 
-TEST_CASE("a file has the length it is given, and what comes on reads as zero") {
+TEST_CASE("a file has the requested length, and added bytes read as zero") {
   const temporary_folder folder;
   io_file file(folder.file("data"));
   put(file, 0, "abcdef");
@@ -253,7 +253,7 @@ TEST_CASE("a file has the length it is given, and what comes on reads as zero") 
         failure{errc::grow_failed, EFBIG, std::uint64_t{1} << 63, 0});
 }
 
-TEST_CASE("pages are taken and returned where requested, and neighbouring contents stay") {
+TEST_CASE("pages are taken and returned at the requested places, and neighbouring contents stay") {
   const temporary_folder folder;
   io_file file(folder.file("data"));
   constexpr std::uint64_t mib = 1 << 20;
@@ -274,7 +274,7 @@ TEST_CASE("pages are taken and returned where requested, and neighbouring conten
   CHECK(file.punch(max_bytes, 1).error() == failure{errc::grow_failed, EFBIG, 1, max_bytes});
 }
 
-TEST_CASE("memory that the system refuses is refused with its reason") {
+TEST_CASE("a refusal of memory by the system is reported with its reason") {
   const temporary_folder folder;
   const std::string path = folder.file("data");
   // In a child, because the limit holds for all of a process.
@@ -298,7 +298,7 @@ TEST_CASE("memory that the system refuses is refused with its reason") {
   CHECK(full.reserve(0, 4096).error() == failure{errc::grow_failed, ENODEV, 4096, 0});
 }
 
-TEST_CASE("bytes are copied within a file, also where the system has no call for it") {
+TEST_CASE("bytes are copied within a file, also if the system has no call for it") {
   const temporary_folder folder;
   io_file file(folder.file("data"));
   std::string text(100'000, 'a');
@@ -320,7 +320,7 @@ TEST_CASE("bytes are copied within a file, also where the system has no call for
         "/dev/full: write of 8192 bytes at offset 0 failed: No space left on device (errno 28)");
 }
 
-TEST_CASE("a sync succeeds on a file, and says so where there is nothing to sync to") {
+TEST_CASE("a sync succeeds on a file, and reports if there is nothing to sync to") {
   const temporary_folder folder;
   io_file file(folder.file("data"));
   put(file, 0, "abc");
@@ -331,7 +331,7 @@ TEST_CASE("a sync succeeds on a file, and says so where there is nothing to sync
         "to another file");
 }
 
-TEST_CASE("a file that was renamed or removed stays the file that was opened") {
+TEST_CASE("a renamed or removed file stays the opened file") {
   const temporary_folder folder;
   const std::string path = folder.file("data");
   io_file file(path);

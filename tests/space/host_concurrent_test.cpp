@@ -12,7 +12,7 @@
 
 using namespace llmmem;
 
-TEST_CASE("threads that allocate at once never get the same bytes nor pass the budget") {
+TEST_CASE("concurrent allocations never overlap nor exceed the budget") {
   constexpr std::uint64_t budget = 256 * 1024;
   host_space space{host_options{.budget = budget}};
   std::vector<int> wrong(4, 0);
@@ -48,7 +48,7 @@ TEST_CASE("threads that allocate at once never get the same bytes nor pass the b
   CHECK(space.stats().peak <= budget);
 }
 
-TEST_CASE("a copy behind a fence waits for it, and then sees what was written before it") {
+TEST_CASE("a copy after a fence waits for it, and then sees the earlier writes") {
   host_space space{host_options{.budget = 4096}};
   const auto range = space.try_allocate(64, 64).value();
   std::vector<std::byte> source(64);

@@ -58,7 +58,7 @@ std::vector<std::byte> bytes_of_text(const char* text) {
 
 }  // namespace
 
-TEST_CASE("allocations are aligned, writable, disjoint and never past the budget") {
+TEST_CASE("allocations are aligned, writable, disjoint and within the budget") {
   for (const auto seed : seeds(50)) {
     CAPTURE(seed);
     std::mt19937_64 random(seed);
@@ -101,8 +101,7 @@ TEST_CASE("allocations are aligned, writable, disjoint and never past the budget
   }
 }
 
-TEST_CASE(
-    "the budget is charged with whole pages for mapped ranges and with the bytes asked for small ones") {
+TEST_CASE("the budget is charged whole pages for mapped ranges and the requested bytes for small ones") {
   host_space space{host_options{.budget = 64 * mib}};
   const std::uint64_t page = space.source().report().page_bytes;
   const auto small = space.try_allocate(100, 64).value();
@@ -115,7 +114,7 @@ TEST_CASE(
   CHECK(space.stats().peak == 100 + mib + page);
 }
 
-TEST_CASE("a budget of nothing or past 2^63 - 1 is refused") {
+TEST_CASE("a budget of 0 or past 2^63 - 1 is refused") {
   CHECK_THROWS_WITH_AS(host_space(host_options{}),
                        "host_space: the budget is 0 bytes; set the bytes that it may hold", length_error);
   CHECK_THROWS_WITH_AS(host_space(host_options{.budget = max_bytes + 1, .name = "staging"}),
@@ -151,7 +150,7 @@ TEST_CASE("an allocation that cannot be is refused with its reason, and changes 
   space.deallocate(kept);
 }
 
-TEST_CASE("what the operating system refuses is a value too") {
+TEST_CASE("a refusal of the operating system is also a value") {
   host_space space{host_options{.budget = max_bytes, .name = "greedy"}};
   const auto range = space.try_allocate(std::uint64_t{1} << 60, 8);
   REQUIRE_FALSE(range);
@@ -166,7 +165,7 @@ TEST_CASE("what the operating system refuses is a value too") {
   CHECK(space.used() == 0);
 }
 
-TEST_CASE("a source that ignores the alignment is caught, and gets its bytes back") {
+TEST_CASE("a source that ignores the alignment is detected, and gets its bytes back") {
   basic_host_space<crooked_source> space{host_options{.budget = 1000, .name = "arena"}};
   CHECK(space.try_allocate(10, 8).error().message() ==
         "arena: the underlying memory refused 10 bytes, although the budget has 1000 left; free memory "
@@ -175,7 +174,7 @@ TEST_CASE("a source that ignores the alignment is caught, and gets its bytes bac
   CHECK(space.source().live == 0);
 }
 
-TEST_CASE("every request may be the one that fails, and the space is as it was") {
+TEST_CASE("if any request fails, the space is as it was") {
   using space_type = basic_host_space<testing::failing_source<>>;
   for (std::uint64_t n = 1; n <= 20; ++n) {
     CAPTURE(n);
@@ -199,7 +198,7 @@ TEST_CASE("every request may be the one that fails, and the space is as it was")
   }
 }
 
-TEST_CASE("a wrong deallocation is reported to the handler and has no effect") {
+TEST_CASE("a wrong deallocation is reported to the handler, and changes nothing") {
   recorder told;
   host_space space{
       host_options{.budget = mib, .name = "pool", .on_misuse = &recorder::record, .misuse_context = &told}};
@@ -255,7 +254,7 @@ TEST_CASE("without a handler a double free aborts the process with the message")
       text.ends_with(": no live range is there; it was already deallocated, or belongs to another space\n"));
 }
 
-TEST_CASE("copies in, within and out carry the bytes, after the fences they were given") {
+TEST_CASE("copies in, within and out move the bytes after their fences") {
   host_space space{host_options{.budget = mib}};
   const auto a = space.try_allocate(5, 1).value();
   const auto b = space.try_allocate(5, 1).value();
@@ -295,7 +294,7 @@ TEST_CASE("a copy that cannot be is refused with its reason") {
   CHECK(space.copy_within_async(a.subrange(0, 8).value(), a.subrange(8, 8).value(), {}));
 }
 
-TEST_CASE("a subrange past the end is refused, sums that wrap included") {
+TEST_CASE("a subrange past the end is refused, also if the sum wraps") {
   host_space space{host_options{.budget = mib}};
   const auto a = space.try_allocate(16, 16).value();
   CHECK(a.subrange(4, 12).value().data == a.data + 4);

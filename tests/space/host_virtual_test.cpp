@@ -55,7 +55,7 @@ int signal_of_touching(std::byte* at) {
 
 }  // namespace
 
-TEST_CASE("a handle mapped at two addresses is the same bytes at both") {
+TEST_CASE("a handle mapped at two addresses has the same bytes at both") {
   host_virtual_memory memory({.budget = 4 * page});
   const virtual_range range = memory.try_reserve(4 * page).value();
   const physical_handle handle = memory.try_create(page).value();
@@ -71,7 +71,7 @@ TEST_CASE("a handle mapped at two addresses is the same bytes at both") {
   CHECK(memory.stats().mapped_bytes == 2 * page);
 }
 
-TEST_CASE("scattered pieces that are stitched read as one, in their order") {
+TEST_CASE("stitched pieces read as one range, in their order") {
   host_virtual_memory memory({.budget = 64 * page});
   const virtual_range home = memory.try_reserve(64 * page).value();
   std::vector<physical_handle> chosen;
@@ -89,7 +89,7 @@ TEST_CASE("scattered pieces that are stitched read as one, in their order") {
   CHECK(home.data[4 * page] == std::byte{4});
 }
 
-TEST_CASE("addresses that are reserved, or were unmapped, fault when touched") {
+TEST_CASE("reserved or unmapped addresses fault when accessed") {
   host_virtual_memory memory({.budget = 4 * page});
   const virtual_range range = memory.try_reserve(2 * page).value();
   CHECK(signal_of_touching(range.data) == SIGSEGV);
@@ -100,7 +100,7 @@ TEST_CASE("addresses that are reserved, or were unmapped, fault when touched") {
   CHECK(signal_of_touching(range.data) == SIGSEGV);
 }
 
-TEST_CASE("memory that is destroyed goes back to the system, and what comes next is zero") {
+TEST_CASE("destroyed memory returns to the system, and new memory is zero") {
   host_virtual_memory memory({.budget = 8 * page});
   const virtual_range range = memory.try_reserve(8 * page).value();
   const auto handle = commit(memory, range, 0, 8 * page).value();
@@ -118,7 +118,7 @@ TEST_CASE("memory that is destroyed goes back to the system, and what comes next
   CHECK(memory.mapper().report().kept_bytes == 0);
 }
 
-TEST_CASE("memory that is taken at once is there before it is touched") {
+TEST_CASE("memory taken in advance is present before its first access") {
   host_virtual_memory memory(host_mapper({.take = backing::at_once}), {.budget = 4 * page});
   const virtual_range range = memory.try_reserve(4 * page).value();
   static_cast<void>(commit(memory, range, 0, 4 * page).value());
@@ -127,7 +127,7 @@ TEST_CASE("memory that is taken at once is there before it is touched") {
   CHECK(memory.mapper().held_bytes() == 0);
 }
 
-TEST_CASE("ranges begin at a multiple of the granularity asked for") {
+TEST_CASE("ranges begin at a multiple of the requested granularity") {
   const std::uint64_t large = 512 * page;
   host_virtual_memory memory(host_mapper({.granularity = large, .huge = huge_pages::advise}),
                              {.budget = 4 * large});
@@ -143,13 +143,13 @@ TEST_CASE("ranges begin at a multiple of the granularity asked for") {
   CHECK(report.huge_advised + report.huge_refused == 1);  // a hint: either is right
 }
 
-TEST_CASE("a granularity that is no multiple of the page size is refused with both") {
+TEST_CASE("a granularity that is not a multiple of the page size is refused with both") {
   const std::string text = "host_mapper: a granularity of " + std::to_string(page + 1) +
                            " bytes is not a multiple of the page size, " + std::to_string(page);
   CHECK_THROWS_WITH_AS(host_mapper({.granularity = page + 1}), text.c_str(), argument_error);
 }
 
-TEST_CASE("address space and file length that the system refuses come back with its error number") {
+TEST_CASE("a refusal of address space or file length has the system's error number") {
   host_virtual_memory memory({.budget = max_bytes / page * page, .name = "kv"});
   const std::uint64_t huge = (std::uint64_t{1} << 61) / page * page;
   const auto range = memory.try_reserve(huge);
@@ -162,7 +162,7 @@ TEST_CASE("address space and file length that the system refuses come back with 
   CHECK(handle.has_value());  // just fits the longest file there is
 }
 
-TEST_CASE("memfd that the system does not grant is reported with errno and what to take instead") {
+TEST_CASE("a refused memfd is reported with errno and an alternative") {
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
   rlimit none = before;
@@ -205,7 +205,7 @@ TEST_CASE("a process at the system's limit of mappings learns it, and continues 
   memory.map(range, 0, std::span(&handle, 1)).value();
 }
 
-TEST_CASE("a range that grows and shrinks keeps its elements where they are") {
+TEST_CASE("a growing and shrinking range keeps its elements in place") {
   for (const auto seed : seeds(20)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -235,7 +235,7 @@ TEST_CASE("a range that grows and shrinks keeps its elements where they are") {
   }
 }
 
-TEST_CASE("a range is refused past its capacity and past the budget, and stays as it was") {
+TEST_CASE("growth past the capacity or the budget is refused, and the range stays as it was") {
   host_virtual_memory memory({.budget = 2 * page, .name = "kv"});
   growable_range<host_virtual_memory> range(memory, 4 * page);
   CHECK(range.resize(4 * page + 1).error().message() ==
@@ -259,7 +259,7 @@ TEST_CASE("a range is refused past its capacity and past the budget, and stays a
                        "kv: growable_range: a capacity of 0 elements", length_error);
 }
 
-TEST_CASE("whichever call the system refuses, a range that grows or shrinks stays as it was") {
+TEST_CASE("if the system refuses any call, a growing or shrinking range stays as it was") {
   using simulated = llmmem::testing::simulated_virtual_memory;
   for (const auto& [from, to] : {std::pair<std::uint64_t, std::uint64_t>{1, 4}, {4, 1}}) {
     for (std::uint64_t nth = 1;; ++nth) {

@@ -23,7 +23,7 @@ std::string text_of(const std::string& path) {
 
 }  // namespace
 
-TEST_CASE("the space of docs/spaces.md is a space") {
+TEST_CASE("the space of docs/spaces.md models a space") {
   alignas(64) std::array<std::byte, 256> memory;
   arena_space space(memory, "arena");
   {

@@ -10,7 +10,7 @@
 
 using namespace llmmem;
 
-TEST_CASE("a request of a huge page and more starts on a huge page boundary and is advised") {
+TEST_CASE("a request of at least a huge page starts at a huge page boundary and is advised") {
   page_source source;
   const std::uint64_t huge = source.report().huge_page_bytes;
   if (huge == 0 || huge > 64 * 1024 * 1024) {
@@ -28,7 +28,7 @@ TEST_CASE("a request of a huge page and more starts on a huge page boundary and 
   CHECK(source.report().mapped_bytes == 0);
 }
 
-TEST_CASE("without the hint no huge pages are asked for") {
+TEST_CASE("without the hint no huge pages are requested") {
   page_source source{page_options{.huge = huge_pages::never}};
   std::byte* const data = source.take(8 << 20, 64);
   REQUIRE(data != nullptr);
@@ -36,7 +36,7 @@ TEST_CASE("without the hint no huge pages are asked for") {
   source.give_back(data, 8 << 20, 64);
 }
 
-TEST_CASE("a NUMA hint is granted or refused, never fatal, and the report says which") {
+TEST_CASE("a NUMA hint is granted or refused and never fatal, and the report says which") {
   for (const std::uint32_t node : {std::uint32_t{0}, page_source::max_numa_node}) {
     CAPTURE(node);
     page_source source{page_options{.numa_node = node}};
@@ -52,7 +52,7 @@ TEST_CASE("a NUMA hint is granted or refused, never fatal, and the report says w
   }
 }
 
-TEST_CASE("what was mapped to meet an alignment and is not needed goes back at once") {
+TEST_CASE("unneeded pages mapped for an alignment are unmapped at once") {
   const auto address_space_pages = [] {
     std::uint64_t pages = 0;
     std::ifstream("/proc/self/statm") >> pages;
@@ -73,12 +73,12 @@ TEST_CASE("what was mapped to meet an alignment and is not needed goes back at o
   CHECK(address_space_pages() < most);  // there may be less than before: threads of others end
 }
 
-TEST_CASE("a NUMA node that no kernel has is refused at once") {
+TEST_CASE("an impossible NUMA node is refused at once") {
   CHECK_THROWS_WITH_AS(page_source(page_options{.numa_node = 1023}),
                        "page_source: NUMA node 1023 exceeds the largest, 1022", argument_error);
 }
 
-TEST_CASE("alignments past a page are met by mapping") {
+TEST_CASE("alignments above a page are met by mapping") {
   page_source source;
   for (std::uint64_t alignment = 1; alignment <= (std::uint64_t{1} << 26); alignment *= 2) {
     CAPTURE(alignment);

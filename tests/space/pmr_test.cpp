@@ -38,7 +38,7 @@ class counting_resource : public std::pmr::memory_resource {
 
 }  // namespace
 
-TEST_CASE("bytes come from the resource and go back to it, the last ones with the space") {
+TEST_CASE("bytes come from the resource and return to it, the last ones with the space") {
   counting_resource upstream;
   {
     pmr_space space{pmr_source{&upstream}, host_options{.budget = 1000, .name = "arena"}};
@@ -56,7 +56,7 @@ TEST_CASE("bytes come from the resource and go back to it, the last ones with th
   CHECK(upstream.live_bytes == 0);
 }
 
-TEST_CASE("standard pools serve as upstream") {
+TEST_CASE("standard pools work as the upstream resource") {
   std::pmr::unsynchronized_pool_resource pool;
   pmr_space space{pmr_source{&pool}, host_options{.budget = 1 << 20}};
   std::vector<pmr_space::range_type> live;
@@ -67,7 +67,7 @@ TEST_CASE("standard pools serve as upstream") {
   CHECK(space.used() == 0);
 }
 
-TEST_CASE("a resource that throws at any request has refused, and no exception passes") {
+TEST_CASE("an exception of the resource counts as a refusal, and none passes") {
   for (int n = 1; n <= 8; ++n) {
     CAPTURE(n);
     counting_resource upstream{n};

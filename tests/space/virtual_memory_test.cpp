@@ -214,7 +214,7 @@ class model {
 
 }  // namespace
 
-TEST_CASE("virtual memory does what a list of what lies where says, and never misuses the system") {
+TEST_CASE("virtual memory behaves as a list of mappings, and never misuses the system") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -225,7 +225,7 @@ TEST_CASE("virtual memory does what a list of what lies where says, and never mi
   }
 }
 
-TEST_CASE("what a mapping is asked that cannot be is refused with the numbers, and changes nothing") {
+TEST_CASE("impossible mappings are refused with the numbers, and change nothing") {
   simulated_virtual_memory memory(small(4));
   const virtual_range range = memory.try_reserve(4 * unit).value();
   const physical_handle one = memory.try_create(unit).value();
@@ -267,7 +267,7 @@ TEST_CASE("what a mapping is asked that cannot be is refused with the numbers, a
   CHECK(memory.audit().empty());
 }
 
-TEST_CASE("a memory knows its own ranges and handles from those of another, and from old ones") {
+TEST_CASE("a memory distinguishes its ranges and handles from those of another, and from old ones") {
   simulated_virtual_memory memory(small());
   simulated_virtual_memory other(small());
   const virtual_range range = memory.try_reserve(unit).value();
@@ -284,7 +284,7 @@ TEST_CASE("a memory knows its own ranges and handles from those of another, and 
   CHECK(memory.mapped_at(range, 0).code() == errc::stale_handle);
 }
 
-TEST_CASE("each table that is full says so and nothing is taken from the system") {
+TEST_CASE("a full table is reported, and nothing is taken from the system") {
   virtual_memory_options options = small();
   options.max_ranges = options.max_handles = 1;
   options.max_mappings = 1;
@@ -301,7 +301,7 @@ TEST_CASE("each table that is full says so and nothing is taken from the system"
   CHECK(memory.mapper().calls() == 4);
 }
 
-TEST_CASE("whichever call the system refuses, a stitch is whole or not there at all") {
+TEST_CASE("if the system refuses any call, a stitch is complete or absent") {
   for (std::uint64_t nth = 1;; ++nth) {
     CAPTURE(nth);
     simulated_virtual_memory memory(small());
@@ -329,7 +329,7 @@ TEST_CASE("whichever call the system refuses, a stitch is whole or not there at 
   }
 }
 
-TEST_CASE("a mapping that can neither continue nor back is reported, kept and counted") {
+TEST_CASE("a mapping that can be neither completed nor undone is reported, kept and counted") {
   simulated_virtual_memory memory(small());
   std::vector<physical_handle> handles;
   for (int i = 0; i < 3; ++i)
@@ -349,7 +349,7 @@ TEST_CASE("a mapping that can neither continue nor back is reported, kept and co
   CHECK(memory.mapper().violations().empty());
 }
 
-TEST_CASE("whichever call the system refuses, a commit takes nothing") {
+TEST_CASE("if the system refuses any call, a commit takes nothing") {
   for (std::uint64_t nth = 1; nth <= 3; ++nth) {
     CAPTURE(nth);
     simulated_virtual_memory memory(small());
@@ -365,7 +365,7 @@ TEST_CASE("whichever call the system refuses, a commit takes nothing") {
   }
 }
 
-TEST_CASE("destroying a memory gives everything back, in an order the system allows") {
+TEST_CASE("the destruction of a memory returns everything, in an order that the system allows") {
   std::vector<std::string> violations;
   struct watched : simulated_mapper {
     explicit watched(std::vector<std::string>& to) : sink(&to) {}
@@ -384,7 +384,7 @@ TEST_CASE("destroying a memory gives everything back, in an order the system all
   CHECK(violations == std::vector<std::string>{});
 }
 
-TEST_CASE("a memory that cannot be set up says why") {
+TEST_CASE("a failed setup of a memory reports the reason") {
   CHECK_THROWS_WITH_AS(simulated_virtual_memory({.name = "vm"}),
                        "vm: the budget is 0 bytes; set the bytes that it may hold", length_error);
   CHECK_THROWS_WITH_AS(simulated_virtual_memory({.budget = max_bytes + 1, .name = "vm"}),

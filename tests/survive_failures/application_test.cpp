@@ -25,7 +25,7 @@ outcome run(const std::vector<std::string>& arguments) {
 }  // namespace
 
 TEST_SUITE("survive_failures application") {
-  TEST_CASE("what cannot be is reported before anything is started, with what would be right") {
+  TEST_CASE("impossible options are reported before anything starts, with valid ones") {
     const std::vector<std::pair<std::vector<std::string>, std::string>> wrong{
         {{"--redundancy", "parity:4"},
          "--redundancy parity:4 needs 5 ranks, but the world has 4: start 1 more, or use parity:3"},
@@ -53,7 +53,7 @@ TEST_SUITE("survive_failures application") {
     }
   }
 
-  TEST_CASE("the report says what died, how long recovery took, and that the weights are the same") {
+  TEST_CASE("the report names the deaths, the recovery time, and that the weights are the same") {
     const outcome done =
         run({"--transport", "sim", "--ranks", "3", "--steps", "80", "--faults", "2", "--layers", "1",
              "--width", "8", "--heads", "2", "--context", "4", "--text", LLMMEM_SOURCE_DIR "/README.md"});

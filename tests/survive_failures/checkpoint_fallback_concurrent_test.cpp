@@ -93,7 +93,8 @@ said run_program(const std::vector<std::string>& more) {
 }  // namespace
 
 TEST_SUITE("checkpoint_fallback") {
-  TEST_CASE("three of four die, and then all: the job continues from its files, to the same weights") {
+  TEST_CASE(
+      "after three of four ranks and then all die, the job continues from its files to the same weights") {
     for (const std::string scheme : {"mirror:2", "parity:3", "compute"}) {
       for (const auto seed : seeds(3)) {
         CAPTURE(scheme);
@@ -118,7 +119,7 @@ TEST_SUITE("checkpoint_fallback") {
   }
 
   TEST_CASE(
-      "regardless of which rank dies while all save, the checkpoint before stays whole, and the job "
+      "regardless of which rank dies during a save, the previous checkpoint stays complete, and the job "
       "continues") {
     std::uint64_t unsaved = 0;
     std::uint64_t restored = 0;
@@ -147,16 +148,16 @@ TEST_SUITE("checkpoint_fallback") {
     CHECK(restored > 0);
   }
 
-  TEST_CASE("before anything is saved all begin again, and what was computed counts as lost") {
+  TEST_CASE("before the first save all ranks begin again, and the computation counts as lost") {
     const temporary_folder folder;
     const ended_job ended =
         run_right(saved_plan(folder, 20, 1000, 1), {{.after_step = 8, .delay_ns = 0, .seats = {0, 1, 3}}});
     CHECK(ended.figures.restored_from.empty());
     CHECK(ended.figures.steps_lost >= 8);
-    CHECK(ended.notes.find("step 0 begun anew, no checkpoint: ") != std::string::npos);
+    CHECK(ended.notes.find("step 0 started again, no checkpoint: ") != std::string::npos);
   }
 
-  TEST_CASE("what the redundancy bears comes from memory, with files in addition") {
+  TEST_CASE("tolerated losses are restored from memory, also if there are files") {
     const temporary_folder folder;
     const ended_job ended =
         run_right(saved_plan(folder, 30, 5, 1), {{.after_step = 12, .delay_ns = 0, .seats = {2}}});
@@ -165,8 +166,7 @@ TEST_SUITE("checkpoint_fallback") {
     CHECK(ended.figures.restored_from.empty());
   }
 
-  TEST_CASE(
-      "a second run continues from the newest checkpoint; one that is at its end has nothing left to do") {
+  TEST_CASE("a second run continues from the newest checkpoint, and a finished one has nothing left to do") {
     const temporary_folder folder;
     CHECK(run_right(saved_plan(folder, 30, 7, 1)).figures.restored_from.empty());
     const ended_job second = run_right(saved_plan(folder, 63, 7, 1));
@@ -178,7 +178,7 @@ TEST_SUITE("checkpoint_fallback") {
     CHECK(json.find(R"("steps_lost": 0, "restored_from": [63], )") != std::string::npos);
   }
 
-  TEST_CASE("a checkpoint that is damaged is passed over by all for the one before") {
+  TEST_CASE("all ranks pass over a damaged checkpoint and take the one before") {
     const temporary_folder folder;
     const job_plan plan = saved_plan(folder, 30, 10, 1);
     run_right(plan);
@@ -191,7 +191,7 @@ TEST_SUITE("checkpoint_fallback") {
     CHECK(run_right(plan).figures.restored_from == std::vector<std::uint64_t>{20});
   }
 
-  TEST_CASE("a folder that somebody else has locked keeps nothing from being trained") {
+  TEST_CASE("a folder locked by another process does not stop the training") {
     const temporary_folder folder;
     const job_plan plan = saved_plan(folder, 6, 6, 1);
     llmmem::posix_storage<> storage(plan.checkpoint_dir);
@@ -204,7 +204,7 @@ TEST_SUITE("checkpoint_fallback") {
     CHECK_FALSE(llmmem::find_checkpoint(storage).found);
   }
 
-  TEST_CASE("checkpoints of another job are refused, whoever opens them") {
+  TEST_CASE("checkpoints of another job are refused on every rank") {
     const temporary_folder folder;
     const job_plan plan = saved_plan(folder, 14, 7, 1);
     run_right(plan);
@@ -251,16 +251,16 @@ TEST_SUITE("checkpoint_fallback") {
                                   "--checkpoint-dir another folder");
   }
 
-  TEST_CASE("the program says where it continues, and refuses another job and what cannot be asked") {
+  TEST_CASE("the program reports where it continues, and refuses another job and impossible options") {
     const temporary_folder folder;
     const std::string saved = folder.file("saved");
     const said first = run_program({"--steps", "10", "--checkpoint-dir", saved, "--checkpoint-every", "5"});
     CAPTURE(first.notes);
     CHECK(first.status == example::exit_status::success);
-    CHECK(first.notes.find("goes on from step") == std::string::npos);
+    CHECK(first.notes.find("continues from step") == std::string::npos);
     const said second = run_program({"--steps", "12", "--checkpoint-dir", saved});
     CHECK(second.status == example::exit_status::success);
-    CHECK(second.notes.rfind("goes on from step 10 in " + saved + "\n", 0) == 0);
+    CHECK(second.notes.rfind("continues from step 10 in " + saved + "\n", 0) == 0);
     const said other = run_program({"--steps", "12", "--checkpoint-dir", saved, "--seed", "9"});
     CHECK(other.status == example::exit_status::failure);
     CHECK(other.notes.find("is a checkpoint of another job: --ranks 4 --seed 1 ") != std::string::npos);

@@ -85,7 +85,8 @@ nlohmann::json result_of(const temporary_folder& folder, child_process& child) {
 
 }  // namespace
 
-TEST_CASE("three of four processes are killed at once, then all: the job continues from its files") {
+TEST_CASE(
+    "after three of four processes are killed at once, and then all, the job continues from its files") {
   const temporary_folder folder;
   child_process child(program, run_in(folder, "1200"), folder.file("out"), folder.file("notes"));
   const progress first = wait_for(folder.file("notes"), 120);
@@ -107,10 +108,10 @@ TEST_CASE("three of four processes are killed at once, then all: the job continu
   child_process again(program, run_in(folder, "1210"), folder.file("out"), folder.file("notes"));
   CHECK(result_of(folder, again)["restored_from"] == nlohmann::json({1200}));
   CHECK(contents_of(folder.file("notes"))
-            .rfind("goes on from step 1200 in " + folder.file("saved") + "\n", 0) == 0);
+            .rfind("continues from step 1200 in " + folder.file("saved") + "\n", 0) == 0);
 }
 
-TEST_CASE("a program that is killed with all its ranks continues from its newest checkpoint") {
+TEST_CASE("a program killed with all its ranks continues from its newest checkpoint") {
   const temporary_folder folder;
   {
     child_process child(program, run_in(folder, "900"), folder.file("out"), folder.file("notes"));

@@ -23,14 +23,14 @@ std::vector<planned_fault> faults_of(const char* scheme, std::uint32_t ranks, tr
 }  // namespace
 
 TEST_SUITE("fault_plan") {
-  TEST_CASE("faults come one after the other, evenly over the steps") {
+  TEST_CASE("faults come one after another, evenly over the steps") {
     const auto faults = faults_of("mirror:2", 4, transport_kind::sockets);
     REQUIRE(faults.size() == 200);
     for (std::size_t i = 0; i < faults.size(); ++i)
       CHECK(faults[i].after_step == 1000 * (i + 1) / 201);
   }
 
-  TEST_CASE("whoever is to die, the redundancy bears it, and one at least is left") {
+  TEST_CASE("the redundancy tolerates every planned death, and at least one rank is left") {
     for (const char* const scheme : {"mirror:2", "mirror:3", "parity:3", "rs:2+2", "compute"}) {
       CAPTURE(scheme);
       const auto map =
@@ -53,7 +53,7 @@ TEST_SUITE("fault_plan") {
     }
   }
 
-  TEST_CASE("only processes can be made to stand still, and then one alone") {
+  TEST_CASE("only processes can be stopped, and one at a time") {
     std::uint32_t stops = 0;
     std::uint32_t pauses = 0;
     for (const planned_fault& fault : faults_of("mirror:2", 4, transport_kind::sockets)) {

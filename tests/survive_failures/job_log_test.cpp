@@ -61,7 +61,7 @@ struct told_job {
 }  // namespace
 
 TEST_SUITE("job_log") {
-  TEST_CASE("a job is whole when all live, and all have kept a version in the newest epoch") {
+  TEST_CASE("a job is complete when all ranks live and have kept a version in the newest epoch") {
     told_job job;
     CHECK_FALSE(job.log.is_complete());
     job.begin();
@@ -83,7 +83,7 @@ TEST_SUITE("job_log") {
     CHECK_FALSE(job.log.is_complete());
   }
 
-  TEST_CASE("after a death a job is whole in a later epoch only, however soon all live again") {
+  TEST_CASE("after a death a job is complete only in a later epoch, even if all ranks soon live again") {
     told_job job;
     job.begin();
     job.all(event_kind::committed, 1, 7, 20, 0b111);
@@ -96,7 +96,7 @@ TEST_SUITE("job_log") {
     CHECK(job.log.is_complete());
   }
 
-  TEST_CASE("a recovery is timed by the last of those left, from the fault to the next step") {
+  TEST_CASE("a recovery lasts from the fault to the next step of the last remaining rank") {
     told_job job;
     job.begin();
     job.all(event_kind::committed, 1, 7, 20, 0b111);
@@ -120,7 +120,7 @@ TEST_SUITE("job_log") {
     CHECK(figures.deaths[0].step == 7);
   }
 
-  TEST_CASE("a death from outside counts, and how long it went unnoticed is not known") {
+  TEST_CASE("a death from outside counts, and its detection time is unknown") {
     told_job job;
     job.begin();
     job.all(event_kind::committed, 1, 7, 20, 0b111);
@@ -136,7 +136,7 @@ TEST_SUITE("job_log") {
     CHECK(to_json(small_job(3, 40, "mirror:2", 1), result).find(R"("detect": null)") != std::string::npos);
   }
 
-  TEST_CASE("one that stood still and was killed by others died of standing still") {
+  TEST_CASE("a stopped rank that others killed counts as stopped") {
     told_job job;
     job.begin();
     job.log.stopped(1);
@@ -171,7 +171,7 @@ TEST_SUITE("job_log") {
     CHECK_FALSE(job_result{one_other, 77}.identical());
   }
 
-  TEST_CASE("a fresh rank in the seat of one that died in the last epoch is not one of those that finish") {
+  TEST_CASE("a fresh rank in the seat of a rank that died in the last epoch does not count as finished") {
     told_job job;
     job.begin();
     CHECK_FALSE(job.log.is_finisher(2));
@@ -206,11 +206,11 @@ TEST_SUITE("job_log") {
               .find("checkpoints  2 times loaded, the last of step 50; 58 steps were lost\n") !=
           std::string::npos);
     CHECK(job.kept.text().find("step 50 loaded: 7 steps lost\n") != std::string::npos);
-    CHECK(job.kept.text().find("step 0 begun anew, no checkpoint: 50 steps lost\n") != std::string::npos);
+    CHECK(job.kept.text().find("step 0 started again, no checkpoint: 50 steps lost\n") != std::string::npos);
   }
 
   TEST_CASE(
-      "fresh ranks that meet when all are dead begin with epoch 1 again, which comes after those before") {
+      "fresh ranks that meet after all have died begin with epoch 1 again, which follows the earlier ones") {
     told_job job;
     job.begin();
     job.all(event_kind::began, 2, 0, 15, 0b111);
@@ -226,7 +226,7 @@ TEST_SUITE("job_log") {
     CHECK(job.log.epoch() == 4);
   }
 
-  TEST_CASE("why a step is not saved is reported, cut where it is too long for an event") {
+  TEST_CASE("the reason of a failed save is reported, truncated if it is too long for an event") {
     told_job job;
     job.begin();
     job_event event{.kind = event_kind::unsaved, .seat = 1, .epoch = 1, .step = 20};
@@ -244,13 +244,13 @@ TEST_SUITE("job_log") {
     CHECK(job.kept.text().find("rank 1: no LATEST\n") != std::string::npos);
   }
 
-  TEST_CASE("every start is reported with its process, as others read it") {
+  TEST_CASE("every start is reported with its process, in the format that others read") {
     told_job job;
     job.begin();
     CHECK(job.kept.text().find("\nrank 2 pid 52\n") != std::string::npos);
   }
 
-  TEST_CASE("a first epoch that begins again has lost what was committed, where nothing is saved") {
+  TEST_CASE("a first epoch that begins again has lost the committed steps if nothing is saved") {
     told_job job;
     job.begin();
     job.log.hear({.kind = event_kind::began, .seat = 1, .epoch = 1, .members = 0b111});

@@ -100,7 +100,7 @@ nlohmann::json result_of(running& run) {
 }  // namespace
 
 TEST_SUITE("survive_failures") {
-  TEST_CASE("with every redundancy, the faults asked for change nothing about the weights") {
+  TEST_CASE("with every redundancy, the requested faults leave the weights unchanged") {
     std::set<std::string> digests;
     for (const std::string redundancy : {"mirror:2", "parity:3", "rs:2+2", "compute"}) {
       CAPTURE(redundancy);
@@ -134,7 +134,7 @@ TEST_SUITE("survive_failures") {
     CHECK(digests.size() == 1);
   }
 
-  TEST_CASE("kills from outside, at any moment, one rank after the other") {
+  TEST_CASE("the weights stay the same after kills from outside at any moment, one rank after another") {
     for (const auto seed : seeds(2)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -158,7 +158,9 @@ TEST_SUITE("survive_failures") {
     }
   }
 
-  TEST_CASE("when more die at once than the redundancy bears it ends with an error, and no process is left") {
+  TEST_CASE(
+      "if more ranks die at once than the redundancy tolerates, the program ends with an error and leaves no "
+      "process") {
     running run({"--steps", "4000"});
     run.wait_for_step(200);
     std::vector<pid_t> all;
@@ -178,7 +180,7 @@ TEST_SUITE("survive_failures") {
       CHECK(::kill(each.pid, 0) != 0);
   }
 
-  TEST_CASE("it continues, and its result is whole, when what it tells of itself cannot be written") {
+  TEST_CASE("the program continues to a complete result if its reports cannot be written") {
     for (const std::string notes : {"2>/dev/full", "2>&-", "0<&- 2>&-"}) {
       CAPTURE(notes);
       const temporary_folder folder;
@@ -192,7 +194,7 @@ TEST_SUITE("survive_failures") {
     }
   }
 
-  TEST_CASE("when only a fresh rank is left of all, which knew nothing yet, it ends with an error") {
+  TEST_CASE("if only a fresh rank without a state is left, the program ends with an error") {
     running run({"--ranks", "3", "--steps", "20000", "--restart-ms", "20"});
     run.wait_for_step(1000);
     const pid_t first = run.pid_of(0);
@@ -215,7 +217,7 @@ TEST_SUITE("survive_failures") {
     CHECK(notes.find(" is lost: ") != std::string::npos);
   }
 
-  TEST_CASE("asked to end it leaves no process and no folder behind") {
+  TEST_CASE("a program asked to end leaves no process and no folder behind") {
     for (const int signal : {SIGINT, SIGTERM}) {
       const temporary_folder temporary;
       REQUIRE(::setenv("TMPDIR", temporary.path().c_str(), 1) == 0);

@@ -41,7 +41,7 @@ bool all_are_right(const job_plan& plan, const job_figures& figures) {
 }  // namespace
 
 TEST_SUITE("survivor") {
-  TEST_CASE("ranks of a simulation that die at any moment come to the weights of a run without failures") {
+  TEST_CASE("ranks of a simulation that die at any moment reach the weights of a run without failures") {
     std::uint64_t deaths = 0;
     std::uint64_t several = 0;
     std::uint64_t repeated = 0;
@@ -82,7 +82,7 @@ TEST_SUITE("survivor") {
     CHECK(joined > 40);
   }
 
-  TEST_CASE("beyond what the redundancy bears a run ends with an error, or is right; it is never wrong") {
+  TEST_CASE("with more deaths than the redundancy tolerates, a run ends with an error or is right") {
     std::uint64_t lost = 0;
     std::uint64_t right = 0;
     for (const std::string& scheme : schemes) {
@@ -118,8 +118,7 @@ TEST_SUITE("survivor") {
     CHECK(lost + right == 6 * seeds(6).size());
   }
 
-  TEST_CASE(
-      "ranks that are threads, killed while they compute and while they talk, come to the same weights") {
+  TEST_CASE("ranks in threads, killed while they compute and communicate, reach the same weights") {
     std::uint64_t deaths = 0;
     for (const std::string scheme : {"mirror:2", "parity:3", "compute"}) {
       for (const auto seed : seeds(2)) {
@@ -139,7 +138,7 @@ TEST_SUITE("survivor") {
     CHECK(deaths > 3);
   }
 
-  TEST_CASE("the weights follow from the plan alone: not from the redundancy, the transport or the faults") {
+  TEST_CASE("the weights depend only on the plan, and not on the redundancy, the transport or the faults") {
     std::vector<std::uint64_t> digests;
     for (const std::string scheme : {"mirror:2", "rs:2+2"}) {
       for (const std::uint32_t faults : {0U, 2U}) {

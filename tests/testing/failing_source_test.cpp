@@ -7,7 +7,7 @@
 
 using namespace llmmem;
 
-TEST_CASE("the calls first, first + every, first + 2 every are refused and no others") {
+TEST_CASE("exactly the calls first, first + every, first + 2 every are refused") {
   for (std::uint64_t first = 0; first <= 5; ++first) {
     for (std::uint64_t every = 0; every <= 4; ++every) {
       CAPTURE(first);

@@ -63,7 +63,7 @@ struct bench {
 
 }  // namespace
 
-TEST_CASE("without a plan a faulty engine is the engine beneath it") {
+TEST_CASE("without a plan a faulty engine behaves as the engine beneath it") {
   bench b({});
   CHECK(b.engine.caps().name == "posix");
   CHECK(b.ask(io_direction::read, 16384).outcome == 16384);
@@ -73,7 +73,7 @@ TEST_CASE("without a plan a faulty engine is the engine beneath it") {
   CHECK(b.engine.counts().faults == 0);
 }
 
-TEST_CASE("an error is told as its number, and nothing was moved") {
+TEST_CASE("an error is reported as its number, and moves nothing") {
   bench b({{.what = io_fault::error, .first = 2, .number = ENOSPC}});
   CHECK(b.ask(io_direction::read, 4096).outcome == 4096);
   CHECK(b.ask(io_direction::read, 4096).outcome == -ENOSPC);
@@ -82,7 +82,7 @@ TEST_CASE("an error is told as its number, and nothing was moved") {
   CHECK(b.engine.counts().faults == 1);
 }
 
-TEST_CASE("a short move is about half, in whole pages where there are several") {
+TEST_CASE("a short transfer moves about half, in whole pages if there are several") {
   bench b({{.what = io_fault::short_move, .every = 1, .count = 100}});
   CHECK(b.ask(io_direction::read, 16384).outcome == 8192);
   CHECK(b.data[8191] == std::byte{2});
@@ -94,14 +94,14 @@ TEST_CASE("a short move is about half, in whole pages where there are several") 
   CHECK(b.ask(io_direction::read, 1).outcome == 1);
 }
 
-TEST_CASE("nothing moved is told as a success of nothing") {
+TEST_CASE("a transfer of nothing is reported as a success of 0 bytes") {
   bench b({{.what = io_fault::nothing}});
   CHECK(b.ask(io_direction::write, 4096).outcome == 0);
   CHECK(b.ask(io_direction::read, 4096).outcome == 4096);
   CHECK(b.data[0] == std::byte{1});
 }
 
-TEST_CASE("a late answer comes so many reaps later, and is right") {
+TEST_CASE("a late answer comes the planned number of reaps later, and is right") {
   bench b({{.what = io_fault::late, .number = 3}});
   const auto late = b.ask(io_direction::read, 4096);
   CHECK(late.outcome == 4096);
@@ -109,7 +109,7 @@ TEST_CASE("a late answer comes so many reaps later, and is right") {
   CHECK(b.ask(io_direction::read, 4096).reaps == 1);
 }
 
-TEST_CASE("a lost request is not answered, moves nothing, and keeps its place") {
+TEST_CASE("a lost request gets no answer, moves nothing, and keeps its place") {
   bench b({{.what = io_fault::lost}});
   CHECK(b.ask(io_direction::read, 4096).outcome == -ETIME);
   CHECK(b.data[0] == std::byte{99});
@@ -117,7 +117,7 @@ TEST_CASE("a lost request is not answered, moves nothing, and keeps its place") 
   CHECK_FALSE(b.engine.try_queue({.file = b.file, .bytes = 1, .data = b.data.data()}));  // depth 1
 }
 
-TEST_CASE("a flipped bit is one bit of what a read brings, and writes are spared") {
+TEST_CASE("a flip changes one bit of a read, and no bit of a write") {
   bench b({{.what = io_fault::bit_flip, .every = 1, .count = 100}});
   CHECK(b.ask(io_direction::read, 4096).outcome == 4096);
   int wrong = 0;
@@ -130,7 +130,9 @@ TEST_CASE("a flipped bit is one bit of what a read brings, and writes are spared
   CHECK(back == std::byte{99});
 }
 
-TEST_CASE("faults befall the requests that the plan counts: by number, by turns, by side, so many times") {
+TEST_CASE(
+    "faults hit the requests that the plan counts: by number, alternately, by side, the planned number of "
+    "times") {
   bench b({{.what = io_fault::error,
             .first = 2,
             .every = 2,

@@ -69,7 +69,7 @@ void take_message(sim_ranks& ranks, std::uint32_t from) {
 }  // namespace
 
 TEST_SUITE("sim_network") {
-  TEST_CASE("a message takes the time of its bytes over the links, and the delay of a frame") {
+  TEST_CASE("a message takes the time of its bytes over the links, plus the delay of a frame") {
     const auto body = [](sim_ranks& ranks) {
       if (ranks.rank() == rank_id{0}) send_message(ranks, 1);
       if (ranks.rank() == rank_id{1}) take_message(ranks, 0);
@@ -80,7 +80,7 @@ TEST_SUITE("sim_network") {
     CHECK(is_about(virtual_ns_of(unlimited, body), delay_ns));
   }
 
-  TEST_CASE("who sends to two sends them one after another") {
+  TEST_CASE("a process that sends to two others sends to one after another") {
     const auto body = [](sim_ranks& ranks) {
       if (ranks.rank() == rank_id{0}) send_message(ranks, 1);
       if (ranks.rank() == rank_id{0}) send_message(ranks, 2);
@@ -89,7 +89,7 @@ TEST_SUITE("sim_network") {
     CHECK(is_about(virtual_ns_of(with_links(3), body), 2 * message_ns + delay_ns));
   }
 
-  TEST_CASE("a process that takes from two takes from each at half the speed") {
+  TEST_CASE("a process that receives from two others receives from each at half the speed") {
     const auto body = [](sim_ranks& ranks) {
       if (ranks.rank() != rank_id{0}) return send_message(ranks, 0);
       take_message(ranks, 1);
@@ -107,7 +107,7 @@ TEST_SUITE("sim_network") {
     CHECK(is_about(virtual_ns_of(with_links(2), body), message_ns + delay_ns));
   }
 
-  TEST_CASE("a link that is faster than can be computed with is refused") {
+  TEST_CASE("a link that is too fast to compute with is refused") {
     sim_options options = with_links(2);
     options.bytes_per_second = ~std::uint64_t{0};
     CHECK(llmmem_tests::text_of([&] { sim_network net(options); }) ==

@@ -65,8 +65,7 @@ static_assert(has_span<host_space::range_type>);
 static_assert(!has_span<simulated_space::range_type>, "bytes of a device are no std::span on the host");
 static_assert(!std::is_convertible_v<simulated_space::range_type, host_space::range_type>);
 
-TEST_CASE(
-    "the host that reads or writes simulated device memory dies of it, before, between and after copies") {
+TEST_CASE("a host access to simulated device memory crashes, before, between and after copies") {
   virtual_clock clock;
   simulated_space gpu(clock, options());
   const auto range = gpu.try_allocate(10'000, 64).value();
@@ -87,7 +86,7 @@ TEST_CASE(
   CHECK(write_at(5000) == SIGSEGV);
 }
 
-TEST_CASE("bytes come back as they went in, through a copy within") {
+TEST_CASE("bytes survive the way in and out, through a copy within") {
   virtual_clock clock;
   simulated_space gpu(clock, options());
   const auto a = gpu.try_allocate(100, 64).value();
@@ -119,7 +118,7 @@ TEST_CASE("new memory holds the pattern, not zeros") {
   CHECK(all_are(back, std::byte{0xCD}));
 }
 
-TEST_CASE("reading bytes before the copy that writes them has finished is caught, with range and times") {
+TEST_CASE("a read of bytes before the copy that writes them has finished is detected, with range and times") {
   virtual_clock clock;
   simulated_space gpu(clock, options());
   const auto first = gpu.try_allocate(64, 64).value();
@@ -137,16 +136,16 @@ TEST_CASE("reading bytes before the copy that writes them has finished is caught
   CHECK(gpu.stats().in_flight == 1);  // the refused copy was not queued
   CHECK(gpu.link().free_at().ns == 5096);
 
-  SUBCASE("passing its fence is enough") {
+  SUBCASE("a passed fence is enough") {
     gpu.copy_out_async(back, part, in).value().wait();
     CHECK(all_are(back, std::byte{1}));
   }
-  SUBCASE("waiting for its fence is enough") {
+  SUBCASE("a wait for the fence is enough") {
     in[0].wait();
     gpu.copy_out_async(back, part, {}).value().wait();
     CHECK(all_are(back, std::byte{1}));
   }
-  SUBCASE("bytes that only touch at the edge are other bytes") {
+  SUBCASE("adjacent bytes do not conflict") {
     const auto whole = gpu.try_allocate(32, 64).value();
     const std::span<const std::byte> half(source.data(), 16);
     static_cast<void>(gpu.copy_in_async(whole.subrange(8, 16).value(), half, in).value());
@@ -155,13 +154,13 @@ TEST_CASE("reading bytes before the copy that writes them has finished is caught
     CHECK_NOTHROW(
         static_cast<void>(gpu.copy_in_async(whole.subrange(24, 8).value(), half.first(8), {}).value()));
   }
-  SUBCASE("another range is another matter") {
+  SUBCASE("another range does not conflict") {
     back.resize(64);
     CHECK_NOTHROW(gpu.copy_out_async(back, first, {}).value().wait());
   }
 }
 
-TEST_CASE("writing bytes that an unfinished copy reads or writes is caught, in the space and on the host") {
+TEST_CASE("a write to bytes of an unfinished copy is detected, in the space and on the host") {
   virtual_clock clock;
   simulated_space gpu(clock, options());
   const auto a = gpu.try_allocate(64, 64).value();
@@ -184,7 +183,7 @@ TEST_CASE("writing bytes that an unfinished copy reads or writes is caught, in t
         "bytes [0, 64) of range 0 finishes at 64 ns; wait for its fence, or pass it in `after`",
         fence_error);
   }
-  SUBCASE("host bytes sent on before they have come") {
+  SUBCASE("host bytes sent on before they have arrived") {
     static_cast<void>(gpu.copy_out_async(x, a, {}).value());
     CHECK_THROWS_WITH_AS(
         static_cast<void>(gpu.copy_in_async(b, x, {})),
@@ -192,13 +191,13 @@ TEST_CASE("writing bytes that an unfinished copy reads or writes is caught, in t
         "of the host finishes at 64 ns; wait for its fence, or pass it in `after`",
         fence_error);
   }
-  SUBCASE("two that read the same bytes are in order") {
+  SUBCASE("two copies that read the same bytes do not conflict") {
     static_cast<void>(gpu.copy_out_async(x, a, {}).value());
     CHECK_NOTHROW(static_cast<void>(gpu.copy_out_async(y, a, {}).value()));
   }
 }
 
-TEST_CASE("host code that touches either end of a copy too early meets wrong bytes, every time") {
+TEST_CASE("host code that accesses either end of a copy too early meets wrong bytes, every time") {
   virtual_clock clock;
   simulated_space gpu(clock, options());
   const auto range = gpu.try_allocate(64, 64).value();
@@ -217,7 +216,7 @@ TEST_CASE("host code that touches either end of a copy too early meets wrong byt
   CHECK(all_are(back, std::byte{2}));
 }
 
-TEST_CASE("a copy behind a fence leaves its destination alone until it starts") {
+TEST_CASE("a copy after a fence leaves its destination unchanged until it starts") {
   virtual_clock clock;
   simulated_space gpu(clock, options());
   const auto range = gpu.try_allocate(64, 64).value();
@@ -234,7 +233,7 @@ TEST_CASE("a copy behind a fence leaves its destination alone until it starts") 
   CHECK(all_are(back, std::byte{2}));
 }
 
-TEST_CASE("a chain across two spaces on one clock carries the bytes in order of time") {
+TEST_CASE("a chain over two spaces on one clock moves the bytes in order of time") {
   virtual_clock clock;
   auto slow = options();
   slow.name = "gpu1";
@@ -255,7 +254,7 @@ TEST_CASE("a chain across two spaces on one clock carries the bytes in order of 
   CHECK(back == source);
 }
 
-TEST_CASE("a random program with its fences gives what the same program gives run one step at a time") {
+TEST_CASE("a random program with its fences gives the result of the same program run one step at a time") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     std::mt19937_64 random(seed);
@@ -338,7 +337,7 @@ TEST_CASE("an allocation that cannot be is refused with its reason, and changes 
   CHECK(gpu.used() == 0);
 }
 
-TEST_CASE("a budget or a bandwidth of nothing is refused") {
+TEST_CASE("a budget or a bandwidth of 0 is refused") {
   virtual_clock clock;
   CHECK_THROWS_WITH_AS(simulated_space(clock, simulated_options{}),
                        "simulated_space: the budget is 0 bytes; set the bytes that it may hold",
@@ -380,7 +379,7 @@ TEST_CASE("a copy that cannot be is refused with its reason") {
   CHECK(gpu.copy_in_async(a.subrange(0, 0).value(), {}, nothing).value().ready());
 }
 
-TEST_CASE("memory returned twice, in part, or under a copy is told to the handler and stays") {
+TEST_CASE("memory returned twice, in part, or during a copy is reported to the handler and stays") {
   std::vector<misuse::kind> told;
   const auto record = [](const misuse& what, void* seen) noexcept {
     static_cast<std::vector<misuse::kind>*>(seen)->push_back(what.what);
@@ -407,7 +406,7 @@ TEST_CASE("memory returned twice, in part, or under a copy is told to the handle
   CHECK(gpu.used() == 0);
 }
 
-TEST_CASE("a space that goes away drops its copies, and the clock continues") {
+TEST_CASE("a destroyed space drops its copies, and the clock continues") {
   virtual_clock clock;
   const auto source = filled(64, 1);
   {

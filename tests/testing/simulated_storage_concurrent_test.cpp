@@ -13,7 +13,7 @@ using llmmem::testing::power_cut;
 using llmmem::testing::simulated_storage;
 using llmmem::testing::simulated_writes;
 
-TEST_CASE("threads write, rename and lock at once, and a power cut stops each of them") {
+TEST_CASE("threads write, rename and lock concurrently, and a power cut stops each of them") {
   simulated_storage storage({.writes = simulated_writes::deferred});
   constexpr int workers = 4;
   std::atomic<int> stopped = 0;

@@ -81,7 +81,7 @@ std::set<all_files> states_of(const simulated_storage& storage, const crash_limi
 
 }  // namespace
 
-TEST_CASE("running code sees all that it did, as a map of paths would") {
+TEST_CASE("running code sees all its effects, as a map of paths would") {
   simulated_storage storage({.name = "disk"});
   storage.make_folder("a");
   storage.make_folder("a/b");
@@ -122,7 +122,7 @@ TEST_CASE("running code sees all that it did, as a map of paths would") {
   CHECK(storage.path("") == "disk");
 }
 
-TEST_CASE("lists come in no order, and in the same one again") {
+TEST_CASE("lists are unordered, and repeat in the same order") {
   const auto listed = [](std::uint64_t seed) {
     simulated_storage storage({.seed = seed});
     std::string names;
@@ -138,7 +138,7 @@ TEST_CASE("lists come in no order, and in the same one again") {
   CHECK(listed(1) != listed(2));
 }
 
-TEST_CASE("replace gives the name where there is none, and two names of one file both stay") {
+TEST_CASE("replace creates a missing name, and two names of one file both stay") {
   simulated_storage storage;
   written(storage, "a", filled(1, 1));
   storage.replace("a", "b");
@@ -148,7 +148,7 @@ TEST_CASE("replace gives the name where there is none, and two names of one file
   CHECK(storage.files().size() == 2);
 }
 
-TEST_CASE("fingerprints are equal for what looks the same, and for nothing else") {
+TEST_CASE("fingerprints are equal exactly if the visible contents are") {
   const auto made = [](auto&& work) {
     simulated_storage storage;
     written(storage, "a", filled(3, 1));
@@ -181,7 +181,7 @@ TEST_CASE("fingerprints are equal for what looks the same, and for nothing else"
   CHECK(all.size() == 10);
 }
 
-TEST_CASE("what cannot be is refused with the error of POSIX, and changes nothing") {
+TEST_CASE("impossible calls are refused with the error of POSIX, and change nothing") {
   simulated_storage storage({.name = "disk"});
   storage.make_folder("folder");
   storage.make_folder("folder/in");
@@ -229,7 +229,7 @@ TEST_CASE("what cannot be is refused with the error of POSIX, and changes nothin
         "simulated_storage 'disk': sectors of 0 bytes; sector_bytes is at least 1");
 }
 
-TEST_CASE("mounts without links or without rename say so") {
+TEST_CASE("mounts without links or without rename report that") {
   simulated_storage storage({.links_allowed = false, .rename_allowed = false});
   written(storage, "a", filled(1, 1));
   CHECK(number_of([&] { storage.link("a", "b"); }) == EOPNOTSUPP);
@@ -238,7 +238,7 @@ TEST_CASE("mounts without links or without rename say so") {
   CHECK(storage.files().contains("a"));
 }
 
-TEST_CASE("nothing is durable before its own sync: not a name by its file's, not bytes by their folder's") {
+TEST_CASE("nothing is durable before its own sync: a file's sync covers no name, a folder's sync no bytes") {
   simulated_storage storage;
   {
     auto file = written(storage, "a", filled(4, 1));
@@ -255,7 +255,7 @@ TEST_CASE("nothing is durable before its own sync: not a name by its file's, not
                                                   {{"a", filled(4, 1)}, {"b", filled(4, 2)}}});
 }
 
-TEST_CASE("a sync of a folder covers neither its own name nor the names in folders below") {
+TEST_CASE("a sync of a folder covers neither its own name nor the names in its subfolders") {
   simulated_storage storage;
   storage.make_folder("a");
   storage.make_folder("a/b");
@@ -268,7 +268,7 @@ TEST_CASE("a sync of a folder covers neither its own name nor the names in folde
   CHECK(storage.after_crash().folders() == std::vector<std::string>{"a", "a/b"});
 }
 
-TEST_CASE("a removal may be undone by a crash until its folder is synced") {
+TEST_CASE("a crash may undo a removal until its folder is synced") {
   simulated_storage storage;
   settled(storage, "a", filled(4, 1));
   storage.remove("a");
@@ -277,7 +277,7 @@ TEST_CASE("a removal may be undone by a crash until its folder is synced") {
   CHECK(states_of(storage) == std::set<all_files>{{}});
 }
 
-TEST_CASE("a rename is there with both names or neither, and not without what made the first") {
+TEST_CASE("a rename takes effect on both names or neither, and not without the first name's creation") {
   simulated_storage storage;
   (void)storage.create("a", 0);
   storage.rename("a", "b");
@@ -294,7 +294,7 @@ TEST_CASE("a rename is there with both names or neither, and not without what ma
         "simulated_storage 'simulated': an impossible crash: 3 effects are chosen among 2");
 }
 
-TEST_CASE("names without a common history come to the device in any order") {
+TEST_CASE("names without a common history reach the device in any order") {
   simulated_storage storage;
   (void)storage.create("a", 0);
   (void)storage.create("b", 0);
@@ -303,7 +303,7 @@ TEST_CASE("names without a common history come to the device in any order") {
   CHECK(states_of(storage).size() == 6);
 }
 
-TEST_CASE("a write is torn where sectors of the file begin, and one at most") {
+TEST_CASE("at most one write is torn, at a sector boundary of the file") {
   simulated_storage storage({.sector_bytes = 4});
   settled(storage, "a", filled(12, 1));
   settled(storage, "b", filled(12, 1));
@@ -345,7 +345,7 @@ TEST_CASE("a torn write of many sectors is torn after the first, before the last
   CHECK(states_of(storage, {.tears = 1000}).size() == 102);
 }
 
-TEST_CASE("bytes that did not come hold what the options say") {
+TEST_CASE("bytes that did not reach the device have the configured contents") {
   simulated_storage storage({.unwritten = std::byte{0}});
   auto file = storage.create("a", 2);
   storage.sync_folder("");
@@ -442,7 +442,7 @@ struct naive_crashes {
 
 }  // namespace
 
-TEST_CASE("crash states are those of a model that adds effects to worlds and strikes out worlds at syncs") {
+TEST_CASE("crash states equal those of a model that adds effects to worlds and removes worlds at syncs") {
   std::size_t states = 0;
   for (const auto seed : llmmem_tests::seeds(150)) {
     CAPTURE(seed);
@@ -586,36 +586,37 @@ verdict verdict_on(omitted step) {
 
 }  // namespace
 
-TEST_CASE("write next to it, sync, rename, sync the folder: whole and never forgotten in any crash state") {
+TEST_CASE(
+    "write next to it, sync, rename, sync the folder: complete and never forgotten in any crash state") {
   const verdict found = verdict_on(omitted::nothing);
   CHECK(found.exhaustive);
   CHECK(found.broken == 0);
   CHECK(found.forgotten == 0);
 }
 
-TEST_CASE("the same without a sync of the file leaves broken files") {
+TEST_CASE("the same steps without the file's sync leave broken files") {
   CHECK(verdict_on(omitted::file_sync).broken > 0);
 }
 
-TEST_CASE("the same without the last sync of the folder forgets what was acknowledged") {
+TEST_CASE("the same steps without the folder's last sync forget acknowledged files") {
   const verdict found = verdict_on(omitted::last_folder_sync);
   CHECK(found.broken == 0);
   CHECK(found.forgotten > 0);
 }
 
-TEST_CASE("a sync of the folder before the rename is none after it") {
+TEST_CASE("a sync of the folder before the rename does not count after it") {
   const verdict found = verdict_on(omitted::order);
   CHECK(found.broken == 0);
   CHECK(found.forgotten > 0);
 }
 
-TEST_CASE("replacing in place leaves broken files and forgets what was acknowledged") {
+TEST_CASE("a replacement in place leaves broken files and forgets acknowledged ones") {
   const verdict found = verdict_on(omitted::temporary_file);
   CHECK(found.broken > 0);
   CHECK(found.forgotten > 0);
 }
 
-TEST_CASE("the power goes off at the call that was named, before or after its effect, and stays off") {
+TEST_CASE("the power fails at the named call, before or after its effect, and stays off") {
   const auto run = [](simulated_storage& storage) {
     auto file = storage.create("a", 4);
     const auto bytes = filled(4, 1);
@@ -658,7 +659,7 @@ TEST_CASE("the power goes off at the call that was named, before or after its ef
   }
 }
 
-TEST_CASE("a call that fails at the moment of the power cut is cut, not failed") {
+TEST_CASE("a call that would fail at the moment of the power cut is cut") {
   simulated_storage storage({.power_cut_at = 1, .cut = power_cut_when::after_call});
   CHECK_THROWS_AS((void)storage.open("none"), power_cut);
 }
@@ -685,7 +686,7 @@ TEST_CASE("outputs and locks end quietly when the power is off") {
   CHECK(states.contains({{"a", filled(4, 0xDB)}}));
 }
 
-TEST_CASE("a storage after a crash has no faults, no power cut, no locks and nothing pending") {
+TEST_CASE("a storage after a crash has no faults, power cuts, locks or pending effects") {
   simulated_storage storage(
       {.faults = {{.first = 100, .every = 1, .count = storage_fault::forever}}, .seed = 5});
   settled(storage, "a", filled(4, 1));
@@ -724,7 +725,7 @@ TEST_CASE("a sweep cuts before each call and after the last, and counts states t
   CHECK(std::count(folders.begin(), folders.end(), 2) == 2);
 }
 
-TEST_CASE("recovery itself can be cut, and what it did is pending in its turn") {
+TEST_CASE("a power cut may interrupt recovery, whose effects are then pending") {
   const simulated_storage empty;
   int nested = 0;
   sweep_power_cuts(
@@ -746,7 +747,7 @@ TEST_CASE("recovery itself can be cut, and what it did is pending in its turn") 
   CHECK(nested > 10);
 }
 
-TEST_CASE("writes that are deferred read their memory as late as they may") {
+TEST_CASE("deferred writes read their memory as late as possible") {
   simulated_storage storage({.writes = simulated_writes::deferred});
   auto file = storage.create("a", 12);
   auto bytes = filled(4, 1);
@@ -770,7 +771,7 @@ TEST_CASE("writes that are deferred read their memory as late as they may") {
   CHECK(storage.files().at("a") == expected);
 }
 
-TEST_CASE("two writes under way that meet are refused, by name") {
+TEST_CASE("two overlapping writes in flight are refused by name") {
   simulated_storage storage;
   auto file = storage.create("a", 12);
   const auto bytes = filled(4, 1);
@@ -787,7 +788,7 @@ TEST_CASE("two writes under way that meet are refused, by name") {
   CHECK(number_of([&] { file.begin_write(2, bytes); }) == -1);
 }
 
-TEST_CASE("faults befall the calls that they name, by number, once or for ever") {
+TEST_CASE("faults hit the calls that they name, by number, once or permanently") {
   simulated_storage storage;
   storage.set_faults(
       {{.call = storage_call::make_folder, .first = 2, .every = 2, .count = 2, .number = EDQUOT},
@@ -809,7 +810,7 @@ TEST_CASE("faults befall the calls that they name, by number, once or for ever")
   CHECK(storage.trace()[storage.trace().size() - 2] == "remove_folder 'a': Read-only file system");
 }
 
-TEST_CASE("a fault that is only reported is a success that nobody learns of") {
+TEST_CASE("a fault that is only reported is a success that the caller does not learn of") {
   simulated_storage storage({.faults = {{.what = storage_fault::kind::reported}}});
   CHECK(number_of([&] { storage.make_folder("a"); }) == EIO);
   CHECK(storage.folders().size() == 1);
@@ -818,7 +819,7 @@ TEST_CASE("a fault that is only reported is a success that nobody learns of") {
   CHECK(storage.try_lock("lock").has_value());
 }
 
-TEST_CASE("after a sync that failed every later one does, and what was written may or may not be there") {
+TEST_CASE("after a failed sync every later one fails, and earlier writes may or may not be on the device") {
   for (const auto what :
        {storage_fault::kind::refused, storage_fault::kind::lost, storage_fault::kind::reported}) {
     simulated_storage storage({.faults = {{.call = storage_call::sync, .what = what}}});
@@ -836,7 +837,7 @@ TEST_CASE("after a sync that failed every later one does, and what was written m
   }
 }
 
-TEST_CASE("a sync of a folder that was lost is never made up for; one that was refused may be tried again") {
+TEST_CASE("a lost sync of a folder is never repeated; a refused one may be tried again") {
   for (const auto what : {storage_fault::kind::refused, storage_fault::kind::lost}) {
     simulated_storage storage({.faults = {{.call = storage_call::sync_folder, .what = what}}});
     storage.make_folder("a");
@@ -846,7 +847,7 @@ TEST_CASE("a sync of a folder that was lost is never made up for; one that was r
   }
 }
 
-TEST_CASE("a write that fails as it is finished leaves its memory alone from then on") {
+TEST_CASE("a write that fails at its end no longer uses its memory") {
   simulated_storage storage({.writes = simulated_writes::deferred});
   auto file = storage.create("a", 4);
   std::optional bytes = filled(4, 1);
@@ -863,7 +864,7 @@ TEST_CASE("a write that fails as it is finished leaves its memory alone from the
   CHECK(storage.files().at("a") == std::vector<std::byte>{poison, poison, std::byte{2}, std::byte{2}});
 }
 
-TEST_CASE("a storage is full when its files are, and removed files give their space back") {
+TEST_CASE("a storage is full by the bytes of its files, and removed files return their space") {
   simulated_storage storage({.capacity = 10});
   written(storage, "a", filled(6, 1));
   CHECK(text_of([&] { (void)storage.create("b", 5); }) ==
@@ -885,13 +886,13 @@ TEST_CASE("a storage is full when its files are, and removed files give their sp
   CHECK(number_of([&] { (void)storage.create("e", 6); }) == -1);
 }
 
-TEST_CASE("a file that found no space may still be met empty after a crash") {
+TEST_CASE("a file that found no space may exist, empty, after a crash") {
   simulated_storage storage({.capacity = 10});
   CHECK(number_of([&] { (void)storage.create("b", 11); }) == ENOSPC);
   CHECK(states_of(storage) == std::set<all_files>{{}, {{"b", {}}}});
 }
 
-TEST_CASE("damage at rest is in the file permanently, and a wrong place is refused") {
+TEST_CASE("damage at rest stays in the file, and a place outside it is refused") {
   simulated_storage storage;
   settled(storage, "a", filled(4, 0));
   storage.flip("a", 17);
@@ -915,7 +916,7 @@ TEST_CASE("damage at rest is in the file permanently, and a wrong place is refus
         "simulated_storage: grow to 4: simulated/b: cannot be opened: No such file or directory");
 }
 
-TEST_CASE("a lock is one owner's until he ends, and no longer his when the name is another file's") {
+TEST_CASE("one owner has a lock until it ends, and no longer once the name is another file's") {
   simulated_storage storage;
   {
     auto lock = storage.try_lock("lock");
@@ -940,7 +941,7 @@ TEST_CASE("a lock is one owner's until he ends, and no longer his when the name 
   CHECK(storage.try_lock("lock").has_value());
 }
 
-TEST_CASE("nonces never repeat, not after a crash either, and follow from the seed") {
+TEST_CASE("nonces never repeat, also after a crash, and follow from the seed") {
   simulated_storage storage({.seed = 3});
   simulated_storage same({.seed = 3});
   simulated_storage other({.seed = 4});
@@ -961,7 +962,7 @@ TEST_CASE("nonces never repeat, not after a crash either, and follow from the se
   CHECK(met.size() == 500);
 }
 
-TEST_CASE("a sample has the extremes, and says that it is one") {
+TEST_CASE("a sample has the extremes, and reports that it is a sample") {
   simulated_storage storage;
   for (int i = 0; i < 30; ++i)
     (void)storage.create(std::to_string(i), 0);
@@ -984,7 +985,7 @@ TEST_CASE("a sample has the extremes, and says that it is one") {
         "visit_crash_states: 2^25 states would be visited; exhaustive_up_to is at most 24");
 }
 
-TEST_CASE("a state tells how it came about") {
+TEST_CASE("a crash state describes its origin") {
   simulated_storage storage({.sector_bytes = 4});
   auto file = written(storage, "a", filled(8, 1));
   const auto after =

@@ -27,7 +27,7 @@ struct journal {
 
 }  // namespace
 
-TEST_CASE("events run as a stable sort by time would have them") {
+TEST_CASE("events run in the order of a stable sort by time") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     std::mt19937_64 random(seed);
@@ -47,7 +47,7 @@ TEST_CASE("events run as a stable sort by time would have them") {
   }
 }
 
-TEST_CASE("time does not go back, and what was scheduled in the past runs at the next advance") {
+TEST_CASE("time never goes back, and past events run at the next advance") {
   virtual_clock clock;
   clock.advance_to({10});
   clock.advance_to({5});
@@ -59,7 +59,7 @@ TEST_CASE("time does not go back, and what was scheduled in the past runs at the
   CHECK(seen.lines[0] == std::pair<std::uint64_t, std::uint64_t>{10, 7});
 }
 
-TEST_CASE("an owner that goes away takes its events along") {
+TEST_CASE("a destroyed owner removes its events") {
   virtual_clock clock;
   journal gone{&clock, {}};
   journal stays{&clock, {}};

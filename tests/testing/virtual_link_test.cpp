@@ -19,7 +19,7 @@ static_assert(transfer_ns({.bytes_per_second = 25'000'000'000}, 0) == 0);
 static_assert(transfer_ns({.bytes_per_second = virtual_link::max_bytes_per_second}, max_bytes) ==
               8'000'000'000);
 
-TEST_CASE("copies queue as max(now, link free, after) + latency + bytes over bandwidth says") {
+TEST_CASE("copies end at max(now, link free, after) + latency + bytes / bandwidth") {
   __extension__ using wide = unsigned __int128;
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
@@ -48,7 +48,7 @@ TEST_CASE("copies queue as max(now, link free, after) + latency + bytes over ban
   }
 }
 
-TEST_CASE("a link without bandwidth, or with more than it can compute with, is refused") {
+TEST_CASE("a link without bandwidth, or with too much to compute with, is refused") {
   CHECK_THROWS_WITH_AS(virtual_link(link_model{}),
                        "virtual link: a bandwidth of 0 bytes per second; it must be 1 to 2^60",
                        argument_error);
@@ -58,7 +58,7 @@ TEST_CASE("a link without bandwidth, or with more than it can compute with, is r
       argument_error);
 }
 
-TEST_CASE("a copy past the end of time is refused and leaves the link as it was") {
+TEST_CASE("a copy past the largest time is refused and leaves the link as it was") {
   virtual_link link(link_model{.bytes_per_second = 1});
   CHECK_THROWS_WITH_AS(static_cast<void>(link.schedule({}, max_bytes)),
                        "link: 9223372036854775807 bytes at 1 bytes per second take more than 2^64 - 1 ns",

@@ -112,7 +112,7 @@ struct change {
 
 }  // namespace
 
-TEST_CASE("an index is the map that was put into it, also when it is opened again and again") {
+TEST_CASE("an index equals the map written to it, also when it is opened repeatedly") {
   for (const std::uint64_t seed : seeds(40)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -144,7 +144,7 @@ TEST_CASE("an index is the map that was put into it, also when it is opened agai
   }
 }
 
-TEST_CASE("a journal cut anywhere is what it was some changes before") {
+TEST_CASE("a journal cut anywhere has the state before some last changes") {
   random_numbers random(5);
   const temporary_folder folder;
   const std::string path = folder.file("index");
@@ -173,7 +173,7 @@ TEST_CASE("a journal cut anywhere is what it was some changes before") {
   }
 }
 
-TEST_CASE("behind a damaged record nothing is believed that was recorded before it") {
+TEST_CASE("a damaged record voids all records before it") {
   random_numbers random(6);
   const temporary_folder folder;
   const std::string path = folder.file("index");
@@ -230,7 +230,7 @@ TEST_CASE("behind a damaged record nothing is believed that was recorded before 
   }
 }
 
-TEST_CASE("a record that is whole, and stands where another was, is damage") {
+TEST_CASE("a complete record in another record's place is damage") {
   random_numbers random(7);
   const temporary_folder folder;
   const std::string path = folder.file("index");
@@ -247,7 +247,7 @@ TEST_CASE("a record that is whole, and stands where another was, is damage") {
   CHECK(all_of(index, 6) == after(changes, 4, 9));
 }
 
-TEST_CASE("records of an older journal in the end of a new one are no records of it") {
+TEST_CASE("records of an older journal at the end of a new one do not count") {
   random_numbers random(8);
   const temporary_folder folder;
   const std::string path = folder.file("index");
@@ -285,7 +285,7 @@ TEST_CASE("records of an older journal in the end of a new one are no records of
   CHECK(all_of(index, 6) == after(changes, 3, 9));
 }
 
-TEST_CASE("an end that was durable and cannot be read is damage, and not what a crash cut off") {
+TEST_CASE("an unreadable end that was durable counts as damage, and not as cut off by a crash") {
   for (const std::uint64_t seed : seeds(20)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -339,7 +339,7 @@ TEST_CASE("an end that was durable and cannot be read is damage, and not what a 
   }
 }
 
-TEST_CASE("what is no index, or another file's, or another version's, is refused and left as it is") {
+TEST_CASE("a file that is not an index, or of another file or version, is refused and left as it is") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   const std::string what = path + ": cannot be taken as the index of a tier: ";
@@ -374,7 +374,7 @@ TEST_CASE("what is no index, or another file's, or another version's, is refused
   CHECK_THROWS_AS(chunk_index(folder.file("no/such/folder"), of(8)), io_error);
 }
 
-TEST_CASE("an index opened for fewer chunks than it has keeps the first, and says so") {
+TEST_CASE("an index opened for fewer chunks than it has keeps the first, and reports it") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   {
@@ -392,7 +392,7 @@ TEST_CASE("an index opened for fewer chunks than it has keeps the first, and say
   CHECK(again.recovery().surplus == 0);
 }
 
-TEST_CASE("an index without space on the device refuses the change, and is as it was") {
+TEST_CASE("an index without space on the device refuses the change and stays as it was") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   rlimit before{};
@@ -426,7 +426,7 @@ TEST_CASE("an index without space on the device refuses the change, and is as it
   CHECK(again.find(key_from_id(21)) != nullptr);
 }
 
-TEST_CASE("a journal that cannot be written again continues growing, and is written again later") {
+TEST_CASE("a journal that cannot be rewritten grows further, and is rewritten later") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   chunk_index index(path, of(4, 8));
@@ -442,7 +442,7 @@ TEST_CASE("a journal that cannot be written again continues growing, and is writ
   CHECK(index.find(key_from_id(1))->bytes == 49);
 }
 
-TEST_CASE("names have keys of their own, equal wherever they are made") {
+TEST_CASE("each name has its own key, equal wherever it is made") {
   static_assert(key_of_name("wq") == key_of_name("wq"));
   CHECK(key_of_name("") != key_of_name(std::string_view("\0", 1)));
   CHECK(key_of_name("abcd") != key_of_name("abc"));
@@ -451,8 +451,7 @@ TEST_CASE("names have keys of their own, equal wherever they are made") {
   CHECK(key_of_name("layers.0.wq") == chunk_key{.low = 0x43f9'dfc8'5dc7'20d2, .high = 0x56b1'b498'f292'ceba});
 }
 
-TEST_CASE(
-    "an index opened by a relative path is written again where it lies, wherever the process has gone") {
+TEST_CASE("an index opened by a relative path is rewritten in place, wherever the process has moved") {
   const temporary_folder folder;
   const temporary_folder elsewhere;
   const auto before = std::filesystem::current_path();
@@ -472,7 +471,7 @@ TEST_CASE(
   CHECK(again.find(key_from_id(0)) == nullptr);
 }
 
-TEST_CASE("what a name next to the index leads to is not written to") {
+TEST_CASE("the index does not write to the target of a link next to it") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   put_file(folder.file("precious"), bytes(100, 'p'));
@@ -500,7 +499,7 @@ TEST_CASE("an index opened for fewer chunks than it once had keeps all that are 
   CHECK(index.size() == 4);
 }
 
-TEST_CASE("a journal that was made a terabyte long is opened in the memory and time of what it says") {
+TEST_CASE("a journal extended to a terabyte is opened in the memory and time of its contents") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   {
@@ -532,7 +531,7 @@ TEST_CASE("a journal that was made a terabyte long is opened in the memory and t
   CHECK(index.recovery().records == records);
 }
 
-TEST_CASE("what a long journal said of few chunks is folded on the way, in any order of changes") {
+TEST_CASE("a long journal of few chunks is folded while it is read, in any order of changes") {
   for (const auto seed : seeds(2)) {
     CAPTURE(seed);
     random_numbers random(seed);

@@ -59,7 +59,7 @@ chunk_key key_of(std::uint64_t number) {
 
 }  // namespace
 
-TEST_CASE("the index has those chunks with keys that rest in the last tier, and nothing that will change") {
+TEST_CASE("the index has the chunks with keys whose bytes in the last tier will not change") {
   using table_type = detail::chunk_table<2, true>;
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);

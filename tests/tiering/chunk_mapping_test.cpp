@@ -144,14 +144,14 @@ TEST_CASE("tensors of different sets share no chunk") {
   CHECK(parts_of(mapping, 2) == parts{at(0, 8, 0, 8)});
 }
 
-TEST_CASE("with group_bytes 0 every tensor is alone, and no tensors need no chunk") {
+TEST_CASE("with group_bytes 0 every tensor is alone in a chunk, and zero tensors need zero chunks") {
   const sizes tensors{{.bytes = 1}, {.bytes = 1}};
   CHECK(chunks_of(map_to_chunks(tensors, {.group_bytes = 0, .unit = 16})) == numbers{16, 16});
   CHECK(map_to_chunks({}).chunks().empty());
   CHECK(map_to_chunks({}).tensors() == 0);
 }
 
-TEST_CASE("a mapping is what the rule says byte by byte") {
+TEST_CASE("a mapping follows the rule byte by byte") {
   for (const auto seed : seeds(400)) {
     CAPTURE(seed);
     const mapped given = random_tensors(seed);
@@ -171,7 +171,7 @@ TEST_CASE("a mapping is what the rule says byte by byte") {
   }
 }
 
-TEST_CASE("every byte has a place of its own, aligned and in order, and little is wasted") {
+TEST_CASE("every byte has its own place, aligned and in order, with little waste") {
   for (const auto seed : seeds(400)) {
     CAPTURE(seed);
     const mapped given = random_tensors(seed);
@@ -220,15 +220,16 @@ TEST_CASE("every byte has a place of its own, aligned and in order, and little i
   }
 }
 
-TEST_CASE("options and tensors that cannot be are refused by name") {
+TEST_CASE("impossible options and tensors are refused by name") {
   const auto refused = [](const char* text, const sizes& tensors, const chunk_mapping_options& options) {
     CHECK_THROWS_WITH_AS(static_cast<void>(map_to_chunks(tensors, options)), text, argument_error);
   };
   const sizes none;
   refused("map_to_chunks: unit is 0; it must be at least 1", none, {.unit = 0});
   refused("map_to_chunks: split_bytes is 0; it must be at least unit", none, {.split_bytes = 0});
-  refused("map_to_chunks: split_bytes 100 is no multiple of unit 64", none, {.split_bytes = 100, .unit = 64});
-  refused("map_to_chunks: group_bytes 65 is no multiple of unit 64", none,
+  refused("map_to_chunks: split_bytes 100 is not a multiple of unit 64", none,
+          {.split_bytes = 100, .unit = 64});
+  refused("map_to_chunks: group_bytes 65 is not a multiple of unit 64", none,
           {.group_bytes = 65, .split_bytes = 128, .unit = 64});
   refused("map_to_chunks: group_bytes 192 is more than split_bytes 128, the most that a chunk has", none,
           {.group_bytes = 192, .split_bytes = 128, .unit = 64});
@@ -239,7 +240,7 @@ TEST_CASE("options and tensors that cannot be are refused by name") {
           {{.bytes = 4, .alignment = 0}}, {});
 }
 
-TEST_CASE("sizes that cannot be counted are refused with both numbers") {
+TEST_CASE("sizes past the limit are refused with both numbers") {
   const auto refused = [](const char* text, const sizes& tensors, const chunk_mapping_options& options) {
     CHECK_THROWS_WITH_AS(static_cast<void>(map_to_chunks(tensors, options)), text, length_error);
   };

@@ -54,7 +54,7 @@ class resident_list {
 
 }  // namespace
 
-TEST_CASE("what is brought in drives out the first that came, whose bytes are beneath by then") {
+TEST_CASE("a chunk brought in displaces the oldest one, whose bytes are then below") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -100,7 +100,7 @@ TEST_CASE("what is brought in drives out the first that came, whose bytes are be
   }
 }
 
-TEST_CASE("prefetches take space in the order in which they were asked for, and none from each other") {
+TEST_CASE("prefetches take space in the order of the calls, and none from each other") {
   two world({.max_chunks = 8}, room, 8);
   auto& [chunks, stack, keys, engine, mover, desk] = world.parts;
   std::vector<std::uint32_t> slots;
@@ -129,7 +129,7 @@ TEST_CASE("prefetches take space in the order in which they were asked for, and 
   CHECK(world.audit().empty());
 }
 
-TEST_CASE("a copy that is in use is in nobody's way but its own: the next one leaves") {
+TEST_CASE("a copy in use blocks only itself: the next one leaves") {
   two world({.max_chunks = 8}, room, 8);
   auto& [chunks, stack, keys, engine, mover, desk] = world.parts;
   std::vector<std::uint32_t> slots;

@@ -27,7 +27,7 @@ tiered_options options(std::uint32_t chunks) {
 
 }  // namespace
 
-TEST_CASE("chunks that share a record are those that were cloned of one another and have not parted") {
+TEST_CASE("chunks share a record if they are clones of one another and have not parted") {
   constexpr std::uint32_t most = 12;
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
@@ -88,7 +88,7 @@ TEST_CASE("chunks that share a record are those that were cloned of one another 
   }
 }
 
-TEST_CASE("a change is counted for the record that changed, and for no other") {
+TEST_CASE("a change counts only for its record") {
   table_type table(options(4));
   const chunk_handle one = table.enter({}).value();
   const chunk_handle two = table.enter({}).value();
@@ -113,7 +113,7 @@ TEST_CASE("a policy knows a chunk's successor in a slot from the chunk") {
   }
 }
 
-TEST_CASE("the audit of a table finds leases that nobody has") {
+TEST_CASE("the audit of a table finds leases without a holder") {
   table_type table(options(4));
   const chunk_handle chunk = table.enter({}).value();
   ++table[table.slot_of(chunk.slot)].leases;
@@ -122,7 +122,7 @@ TEST_CASE("the audit of a table finds leases that nobody has") {
   CHECK(broken == std::vector<std::string>{"kv: chunk 0 has 1 leases, its sharers 0"});
 }
 
-TEST_CASE("a table that is full says which, and of what buffer") {
+TEST_CASE("the refusal of a full table names the table and its buffer") {
   table_type table(options(1));
   CHECK(table.enter({}).has_value());
   const failure why = table.share(0).error();

@@ -154,7 +154,7 @@ bool reads_its_own(Buffer& buffer, fake_gpu& gpu, fake_queue& compute, ends how)
 
 TEST_SUITE("device_tier") {
   TEST_CASE(
-      "a lease that a kernel reads ends behind it: else its place is another chunk's under the kernel") {
+      "a lease that a kernel reads must end after it, or another chunk takes the place under the kernel") {
     for (const ends how : {ends::at_once, ends::followed, ends::waited}) {
       std::uint64_t wrong = 0;
       for (const auto seed : llmmem_tests::seeds(50)) {
@@ -172,7 +172,8 @@ TEST_SUITE("device_tier") {
   }
 
   TEST_CASE(
-      "to follow the kernel is enough where files are straight along the device's queue, else to wait") {
+      "a copy that follows the kernel suffices if files use the device's queue directly, otherwise a wait "
+      "does") {
     for (const bool is_along : {true, false}) {
       for (const ends how : {ends::followed, ends::waited}) {
         std::uint64_t wrong = 0;
@@ -192,8 +193,7 @@ TEST_SUITE("device_tier") {
     }
   }
 
-  TEST_CASE(
-      "chunks on a device, pinned memory and the host beneath: whatever leaves and comes back is whole") {
+  TEST_CASE("chunks that leave a device for pinned memory or the host come back complete") {
     for (const auto seed : llmmem_tests::seeds(20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -214,7 +214,7 @@ TEST_SUITE("device_tier") {
     }
   }
 
-  TEST_CASE("files that a device reaches by itself take no ring, and no copy by the host") {
+  TEST_CASE("files that a device accesses directly use neither a ring nor a copy by the host") {
     for (const auto seed : llmmem_tests::seeds(20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);

@@ -47,7 +47,7 @@ bool is_near(std::uint64_t seen, std::uint64_t right, double by) {
 
 }  // namespace
 
-TEST_CASE("a link's rate, latency and duplex are measured as they are, whether the clock goes on or stands") {
+TEST_CASE("a link's rate, latency and duplex are measured correctly, with a real and a virtual clock") {
   for (const std::uint64_t look_ns : {0U, 50U}) {
     CAPTURE(look_ns);
     for (const std::uint64_t mb_per_second : {std::uint64_t{200}, std::uint64_t{5000}}) {
@@ -71,7 +71,7 @@ TEST_CASE("a link's rate, latency and duplex are measured as they are, whether t
   }
 }
 
-TEST_CASE("measuring leaves the program's chunks as they were, and takes the room that there is") {
+TEST_CASE("a measurement leaves the program's chunks as they were, and uses the available space") {
   const temporary_folder folder;
   host_space host({.budget = 2 * mib});
   host_space middle({.budget = 4 * mib});
@@ -100,7 +100,7 @@ TEST_CASE("measuring leaves the program's chunks as they were, and takes the roo
   CHECK(buffer.audit().empty());
 }
 
-TEST_CASE("where links cannot be measured that is an error, and nothing is left behind") {
+TEST_CASE("if links cannot be measured, the result is an error, and nothing is left behind") {
   host_space host({.budget = 2 * mib});
   host_space below({.budget = 2 * mib});
   tiered_buffer<host_space, host_space> buffer({.max_chunks = 2}, {host, 2 * mib}, {below, 2 * mib});
@@ -114,7 +114,7 @@ TEST_CASE("where links cannot be measured that is an error, and nothing is left 
   CHECK(buffer.stats().tiers[1].used == 0);
 }
 
-TEST_CASE("a schedule that is given no links measures them") {
+TEST_CASE("a schedule without given links measures them") {
   virtual_clock clock;
   simulated_space device(clock, {.budget = 4 * mib, .link = {1'000'000'000, 5'000}});
   host_space host({.budget = 32 * mib});

@@ -67,7 +67,7 @@ void make(const std::string& path, const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("what was written to a persistent file space is there when it is opened again") {
+TEST_CASE("bytes written to a persistent file space are there when it is opened again") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   make(path, "as it was");
@@ -87,11 +87,11 @@ TEST_CASE("what was written to a persistent file space is there when it is opene
   CHECK(smaller.index().find(key_from_id(1)) != nullptr);
 }
 
-TEST_CASE("a persistent file space gives out its one range, once at a time") {
+TEST_CASE("a persistent file space hands out its only range once at a time") {
   const temporary_folder folder;
   space one(folder.file("tier"), of(64 * kib));
   CHECK(one.recovery().is_new);
-  CHECK(one.recovery().message() == "0 chunks are there again; the file is new");
+  CHECK(one.recovery().message() == "0 chunks were restored; the file is new");
   CHECK(one.try_allocate(0, 1).code() == errc::zero_bytes);
   CHECK(one.try_allocate(1, 3).code() == errc::bad_alignment);
   CHECK(one.try_allocate(1, 128 * kib).error() == failure{errc::bad_granularity, 0, 64 * kib, 128 * kib});
@@ -103,7 +103,7 @@ TEST_CASE("a persistent file space gives out its one range, once at a time") {
   CHECK(one.try_allocate(64 * kib, 1).value().data == first.data);
 }
 
-TEST_CASE("two processes cannot have one persistent file space, and the second is told so") {
+TEST_CASE("two processes cannot open one persistent file space, and the second gets an error") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   const space mine(path, of(64 * kib));
@@ -128,7 +128,7 @@ TEST_CASE("two processes cannot have one persistent file space, and the second i
   CHECK(WEXITSTATUS(status) == 0);
 }
 
-TEST_CASE("a file that is no tier is refused, and stays as it is") {
+TEST_CASE("a file that is not a tier is refused and stays as it is") {
   const temporary_folder folder;
   const std::string path = folder.file("precious");
   for (const std::size_t size : {1U, 12U, 100U, 100'000U}) {
@@ -143,7 +143,7 @@ TEST_CASE("a file that is no tier is refused, and stays as it is") {
   }
 }
 
-TEST_CASE("a file of another layout is refused, or given up when that is asked for") {
+TEST_CASE("a file of another layout is refused, or given up on request") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   make(path, "of layout 1");
@@ -158,15 +158,14 @@ TEST_CASE("a file of another layout is refused, or given up when that is asked f
     const space over(path, of(64 * kib, 2, llmmem::tiering::other_layout::start_over));
     CHECK(over.recovery().started_over);
     CHECK(over.index().size() == 0);
-    CHECK(over.recovery().message() ==
-          "0 chunks are there again; it held another layout, which was given up");
+    CHECK(over.recovery().message() == "0 chunks were restored; it held another layout, which was given up");
   }
   const space again(path, of(64 * kib, 2));
   CHECK(!again.recovery().started_over);
   CHECK(again.index().size() == 0);
 }
 
-TEST_CASE("a damaged first page, or a missing index, costs the chunks and says so") {
+TEST_CASE("a damaged first page, or a missing index, loses the chunks and is reported") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   make(path, "text");
@@ -194,7 +193,8 @@ TEST_CASE("a damaged first page, or a missing index, costs the chunks and says s
   put_file(path, whole);
   std::filesystem::remove(path + ".index");
   const space opened(path, of(64 * kib));
-  CHECK(opened.recovery().message() == "0 chunks are there again; its index was missing, all was given up");
+  CHECK(opened.recovery().message() ==
+        "0 chunks were restored; its index was missing, all chunks were given up");
 }
 
 TEST_CASE("the index of another file is refused") {
@@ -238,7 +238,7 @@ TEST_CASE("a folder that cannot be written to is refused by the file's path") {
   CHECK(WEXITSTATUS(status) == 0);
 }
 
-TEST_CASE("a budget that the device has no space for is refused, and costs nothing of what is there") {
+TEST_CASE("a budget without space on the device is refused, and keeps the existing contents") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   make(path, "as it was");
@@ -263,7 +263,7 @@ TEST_CASE("a budget that the device has no space for is refused, and costs nothi
   CHECK(read(again, 9) == "as it was");
 }
 
-TEST_CASE("an index whose durable end is damaged costs the chunks and says how many bytes") {
+TEST_CASE("an index with a damaged durable end loses the chunks and reports how many bytes") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   make(path, "text");
@@ -278,8 +278,9 @@ TEST_CASE("an index whose durable end is damaged costs the chunks and says how m
   {
     const space opened(path, of(64 * kib));
     CHECK(opened.recovery().message() ==
-          "0 chunks are there again; the end of the index was damaged: 1 records that had been durable could "
-          "not be read, 72 bytes there are none; 1 chunks were dropped, because a damaged record may have "
+          "0 chunks were restored; the end of the index was damaged: 1 records that had been durable could "
+          "not be read, 72 bytes there are not records; 1 chunks were dropped, because a damaged record may "
+          "have "
           "been theirs");
   }
   make(path, "text");
@@ -288,14 +289,15 @@ TEST_CASE("an index whose durable end is damaged costs the chunks and says how m
   put_file(path + ".index", index);
   const space opened(path, of(64 * kib));
   CHECK(opened.recovery().message() ==
-        "0 chunks are there again; 42 bytes at the end of the index were no complete record");
+        "0 chunks were restored; 42 bytes at the end of the index were an incomplete record");
 }
 
-TEST_CASE("an index that was emptied counts as missing") {
+TEST_CASE("an emptied index counts as missing") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   make(path, "text");
   put_file(path + ".index", {});
   const space opened(path, of(64 * kib));
-  CHECK(opened.recovery().message() == "0 chunks are there again; its index was missing, all was given up");
+  CHECK(opened.recovery().message() ==
+        "0 chunks were restored; its index was missing, all chunks were given up");
 }

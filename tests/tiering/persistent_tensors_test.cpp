@@ -176,13 +176,13 @@ TEST_CASE("the same tensors opened in the next process have their contents") {
   {
     life now(path);
     CHECK(now.tensors.recovery().message() ==
-          "0 tensors are there again; nothing was kept before; 5 were never persisted");
+          "0 tensors were restored; nothing was kept before; 5 were never persisted");
     CHECK(now.tensors.without_contents().size() == 5);
   }
   keep_all(path);
   for (int again = 0; again < 2; ++again) {
     life now(path);
-    CHECK(now.tensors.recovery().message() == "5 tensors are there again");
+    CHECK(now.tensors.recovery().message() == "5 tensors were restored");
     CHECK(now.tensors.without_contents().empty());
     for (std::size_t i = 0; i < usual.size(); ++i)
       CHECK(now.holds(usual[i].name, static_cast<int>(i) + 1));
@@ -234,7 +234,7 @@ TEST_CASE("other tensors under the same name are refused with the first differen
   CHECK(now.holds("large", 5));
 }
 
-TEST_CASE("other tensors take the place of those that were kept where that is asked for") {
+TEST_CASE("other tensors replace the kept ones on request") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   keep_all(path);
@@ -243,7 +243,7 @@ TEST_CASE("other tensors take the place of those that were kept where that is as
   {
     life now(path, other, llmmem::tiering::other_layout::start_over);
     CHECK(now.tensors.recovery().message() ==
-          "0 tensors are there again; other tensors were kept, which were given up; 5 were never persisted");
+          "0 tensors were restored; other tensors were kept, which were given up; 5 were never persisted");
     CHECK(now.disk.index().size() == 0);
     CHECK(now.buffer.stats().tiers[1].chunks == 2);
   }
@@ -259,7 +259,7 @@ TEST_CASE("other tensors take the place of those that were kept where that is as
   CHECK(now.holds("large", 9));
 }
 
-TEST_CASE("what was first written after the last persist has no contents in the next process") {
+TEST_CASE("a tensor first written after the last persist has no contents in the next process") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   {
@@ -283,7 +283,7 @@ TEST_CASE("what was first written after the last persist has no contents in the 
   CHECK(now.tensors.read(tensor_id{1}).code() == errc::no_contents);
 }
 
-TEST_CASE("chunks that a process never persisted are not in the next one's way") {
+TEST_CASE("chunks that a process never persisted do not hinder the next one") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   {
@@ -300,7 +300,7 @@ TEST_CASE("chunks that a process never persisted are not in the next one's way")
   CHECK(now.holds("a", 2));
 }
 
-TEST_CASE("a tensor whose chunk is not there is missing, and its neighbours with it, and no others") {
+TEST_CASE("a tensor whose chunk is missing is reported with its neighbours, and no others are") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   keep_all(path);
@@ -317,7 +317,7 @@ TEST_CASE("a tensor whose chunk is not there is missing, and its neighbours with
     CHECK(found.missing == std::vector{tensor_id{0}, tensor_id{1}, tensor_id{2}, tensor_id{4}});
     CHECK(found.kept == 1);
     CHECK(found.message() ==
-          "1 tensors are there again; 4 are missing, the first of them \"a\": compute them again");
+          "1 tensors were restored; 4 are missing, the first of them \"a\": compute them again");
     CHECK(now.tensors.without_contents() == found.missing);
     CHECK(now.holds("alone", 4));
     CHECK(now.tensors.has_contents(tensor_id{4}, 0).value());
@@ -331,7 +331,7 @@ TEST_CASE("a tensor whose chunk is not there is missing, and its neighbours with
   CHECK(now.tensors.recovery().kept == 1);
 }
 
-TEST_CASE("a discarded tensor is nobody's bytes, though its chunk is written again before the process ends") {
+TEST_CASE("a discarded tensor stays discarded, even if its chunk is written again before the process ends") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   keep_all(path);
@@ -348,7 +348,7 @@ TEST_CASE("a discarded tensor is nobody's bytes, though its chunk is written aga
   CHECK(now.holds("large", 5));
 }
 
-TEST_CASE("a discard that cannot be told to the table is refused, and the tensor has its contents") {
+TEST_CASE("a discard that the table cannot record is refused, and the tensor keeps its contents") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   keep_all(path);
@@ -365,8 +365,7 @@ TEST_CASE("a discard that cannot be told to the table is refused, and the tensor
   CHECK(now.tensors.discard(tensor_id{1}).code() == errc::chunk_leased);
 }
 
-TEST_CASE(
-    "a table of which nobody knows whether it is on the device is written again, though it is the same") {
+TEST_CASE("a table of uncertain durability is written again even if it is the same") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   const auto cannot_sync = [&](auto&& act) {
@@ -412,7 +411,7 @@ TEST_CASE("persist is refused while a tensor is written, and the table stays as 
   CHECK(!now.has("alone"));
 }
 
-TEST_CASE("check_kept gives up the tensors in damaged chunks, and tells which") {
+TEST_CASE("check_kept gives up the tensors in damaged chunks, and names them") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   keep_all(path);
@@ -435,7 +434,7 @@ TEST_CASE("check_kept gives up the tensors in damaged chunks, and tells which") 
   CHECK(now.tensors.recovery().kept == 1);
 }
 
-TEST_CASE("check_kept makes the chunks again that the buffer's own check has removed") {
+TEST_CASE("check_kept recreates the chunks that the buffer's own check has removed") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   keep_all(path);
@@ -456,7 +455,8 @@ TEST_CASE("check_kept makes the chunks again that the buffer's own check has rem
   CHECK(!now.has("a"));
 }
 
-TEST_CASE("a table that is damaged, or of another file, vouches for nothing; what is no table is refused") {
+TEST_CASE(
+    "a table that is damaged, or of another file, proves nothing; a file that is not a table is refused") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   const std::string table = path + ".weights.tensors";
@@ -486,7 +486,7 @@ TEST_CASE("a table that is damaged, or of another file, vouches for nothing; wha
   keep_all(path);
   std::filesystem::remove(path);  // the tier begins anew beside it
   CHECK(life(path).tensors.recovery().message() ==
-        "0 tensors are there again; their table was of another file, all were given up; 5 were never "
+        "0 tensors were restored; their table was of another file, all were given up; 5 were never "
         "persisted");
   std::ofstream(table, std::ios::trunc) << "something that somebody else has written, and is longer";
   CHECK_THROWS_WITH_AS(
@@ -497,7 +497,7 @@ TEST_CASE("a table that is damaged, or of another file, vouches for nothing; wha
       io_error);
 }
 
-TEST_CASE("without a table no chunk of an earlier, larger set keeps its space") {
+TEST_CASE("without a table, no chunk of an earlier, larger set keeps its space") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   keep_all(path);
@@ -515,7 +515,7 @@ TEST_CASE("without a table no chunk of an earlier, larger set keeps its space") 
   CHECK(now.buffer.stats().tiers[1].chunks == 2);
 }
 
-TEST_CASE("two sets of tensors are in one file, and each knows its own") {
+TEST_CASE("two sets of tensors share a file, and each finds its own") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   const std::vector<named> few{{"a", 100}, {"b", 200}};
@@ -536,7 +536,7 @@ TEST_CASE("two sets of tensors are in one file, and each knows its own") {
   }
 }
 
-TEST_CASE("tensors opened again in the same process are as they were persisted") {
+TEST_CASE("tensors opened again in the same process have their persisted contents") {
   const temporary_folder folder;
   process now(folder.file("tier"));
   for (int round = 0; round < 3; ++round) {
@@ -550,7 +550,7 @@ TEST_CASE("tensors opened again in the same process are as they were persisted")
   }
 }
 
-TEST_CASE("a lossy codec in the last tier keeps the tensors, whose table it never sees") {
+TEST_CASE("a lossy codec in the last tier keeps the tensors, and never encodes their table") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   using cast_buffer = tiered_buffer<host_space, tier<disk_space, lru_eviction, write_back, bf16_cast>>;
@@ -570,7 +570,7 @@ TEST_CASE("a lossy codec in the last tier keeps the tensors, whose table it neve
   }
 }
 
-TEST_CASE("what cannot name tensors is refused with how to mend it") {
+TEST_CASE("invalid names of tensors are refused with how to resolve it") {
   const temporary_folder folder;
   process now(folder.file("tier"));
   const auto refused = [&](const std::string& set, std::vector<std::string> names) {
@@ -594,7 +594,7 @@ TEST_CASE("what cannot name tensors is refused with how to mend it") {
   CHECK(now.buffer.stats().tiers[1].chunks == 0);
 }
 
-TEST_CASE("tensors that do not fit leave what was kept as it was") {
+TEST_CASE("tensors that do not fit leave the kept ones as they were") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   keep_all(path);
@@ -621,7 +621,7 @@ struct history {
 
 }  // namespace
 
-TEST_CASE("whatever a process did before it ended, the next one has persisted versions or newer, or none") {
+TEST_CASE("after any end of a process, the next one has persisted versions or newer ones, or none") {
   for (const std::uint64_t seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -695,7 +695,7 @@ TEST_CASE("whatever a process did before it ended, the next one has persisted ve
   }
 }
 
-TEST_CASE("a process that is killed leaves whole tensors, or says that they are missing") {
+TEST_CASE("a killed process leaves complete tensors, or the next one reports them as missing") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   random_numbers random(11);

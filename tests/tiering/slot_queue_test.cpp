@@ -26,7 +26,7 @@ std::vector<std::uint32_t> contents(const detail::slot_queue& queue) {
 
 }  // namespace
 
-TEST_CASE("a queue of slots holds what a vector does, in its order") {
+TEST_CASE("a queue of slots behaves as a vector, in its order") {
   for (const auto seed : seeds(50)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -51,7 +51,7 @@ TEST_CASE("a queue of slots holds what a vector does, in its order") {
   }
 }
 
-TEST_CASE("a walk takes out what it is told, and keeps what it was not asked about") {
+TEST_CASE("a walk takes out the requested slots and keeps the others") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -85,7 +85,7 @@ TEST_CASE("a walk takes out what it is told, and keeps what it was not asked abo
   }
 }
 
-TEST_CASE("a slot that is not in a queue is taken out of it in vain") {
+TEST_CASE("taking out a slot that is not in the queue changes nothing") {
   detail::slot_queue queue(capacity, {}, "test: queue");
   queue.push_back(3);
   queue.take_out(4);

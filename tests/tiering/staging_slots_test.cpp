@@ -14,7 +14,7 @@
 using namespace llmmem;
 using namespace llmmem_tests;
 
-TEST_CASE("a staging slot has one user at a time, and another place where the first was retired") {
+TEST_CASE("a staging slot has one user at a time, and gets another place after the first was retired") {
   constexpr std::uint64_t each = 128;
   constexpr std::uint32_t count = 3;
   for (const auto seed : seeds(40)) {

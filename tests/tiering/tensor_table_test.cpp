@@ -71,7 +71,7 @@ TEST_CASE("a table is read as it was written, also over an older one") {
   }
 }
 
-TEST_CASE("bytes that were changed are no table, though their checksum be right: or another whole one") {
+TEST_CASE("changed bytes are not a table even with a right checksum, or they are another complete one") {
   const temporary_folder folder;
   const std::string path = folder.file("table");
   std::uint64_t taken = 0;
@@ -116,7 +116,7 @@ TEST_CASE("bytes that were changed are no table, though their checksum be right:
   CHECK(refused > 20);
 }
 
-TEST_CASE("numbers that no table can have are refused one by one") {
+TEST_CASE("impossible numbers of a table are refused one by one") {
   const temporary_folder folder;
   const std::string path = folder.file("table");
   const tensor_table made = tensor_table::of(

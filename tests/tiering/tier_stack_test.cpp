@@ -32,7 +32,7 @@ struct resident {
 
 }  // namespace
 
-TEST_CASE("a copy leaves in the order of last use, and none that is pinned") {
+TEST_CASE("copies leave in the order of last use, and pinned ones stay") {
   constexpr std::uint64_t room = 5;
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
@@ -94,7 +94,7 @@ TEST_CASE("a copy leaves in the order of last use, and none that is pinned") {
   }
 }
 
-TEST_CASE("space without waiting is what lies free, or what clean copies leave, in their order") {
+TEST_CASE("space without a wait comes from free bytes, and then from clean copies in order") {
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -129,7 +129,7 @@ TEST_CASE("space without waiting is what lies free, or what clean copies leave, 
   }
 }
 
-TEST_CASE("what a device may still write to is never given out again, and no longer counts as space") {
+TEST_CASE("a place that a device may still write to is never reused, and no longer counts as space") {
   three world({.max_chunks = 8}, 4, 4, 8);
   auto& stack = world.parts.stack;
   const std::uint64_t most = stack.most_bytes(nth<0>);

@@ -72,7 +72,7 @@ struct three_tiers {
 
 }  // namespace
 
-TEST_CASE("what is not admitted leaves the middle tier as soon as the next one has it, up and down") {
+TEST_CASE("a refused chunk leaves the middle tier as soon as the next tier has it, up and down") {
   three_tiers<admit_none> world(2, 2);
   auto& buffer = world.buffer;
   const chunk_handle chunk = world.written(1);
@@ -90,7 +90,7 @@ TEST_CASE("what is not admitted leaves the middle tier as soon as the next one h
   CHECK(buffer.stats().tiers[1].peak == page);
 }
 
-TEST_CASE("a passage up and down again is asked about once, and a clean copy that comes back is another") {
+TEST_CASE("a passage up and down again asks once, and a clean copy that comes back is another passage") {
   three_tiers<admit_none> world(2, 2);
   auto& buffer = world.buffer;
   const chunk_handle chunk = world.written(1);
@@ -112,7 +112,7 @@ TEST_CASE("a passage up and down again is asked about once, and a clean copy tha
   CHECK(world.refusals() == 7);
 }
 
-TEST_CASE("a flush takes what is not admitted all the way down, and leaves nothing between") {
+TEST_CASE("a flush moves refused chunks all the way down, and leaves none between") {
   three_tiers<admit_none> world(2, 2);
   const chunk_handle chunk = world.written(1);
   REQUIRE(world.buffer.flush(chunk));
@@ -124,7 +124,7 @@ TEST_CASE("a flush takes what is not admitted all the way down, and leaves nothi
   CHECK(world.holds(chunk, 1));
 }
 
-TEST_CASE("prefetches and plans pass what is not admitted") {
+TEST_CASE("prefetches and plans pass refused chunks through") {
   three_tiers<admit_none> world(2, 2);
   auto& buffer = world.buffer;
   const chunk_handle chunk = world.written(1);
@@ -144,7 +144,7 @@ TEST_CASE("prefetches and plans pass what is not admitted") {
   CHECK(world.refusals() == 3);
 }
 
-TEST_CASE("chunks stay in the middle tier from their n-th use on, by a count of uses by hand") {
+TEST_CASE("chunks stay in the middle tier from their n-th use on, as a count by hand") {
   const auto run = [](auto admission, std::uint32_t n, std::uint64_t seed) {
     using policy = typename decltype(admission)::type;
     random_numbers random(seed);
@@ -211,8 +211,7 @@ TEST_CASE("chunks stay in the middle tier from their n-th use on, by a count of 
   }
 }
 
-TEST_CASE(
-    "a scan of chunks used once leaves the hot ones in the middle tier, and washes out one that admits all") {
+TEST_CASE("a scan of chunks used once keeps the hot ones in the middle tier, unless the tier admits all") {
   const auto misses_of_hot = []<class Admission>(std::type_identity<Admission>) {
     three_tiers<Admission> world(2, 6);
     std::vector<chunk_handle> hot;

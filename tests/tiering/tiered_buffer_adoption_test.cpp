@@ -50,7 +50,7 @@ constexpr std::uint64_t kib = 1024;
 
 }  // namespace
 
-TEST_CASE("tensors are read from a model's file as they lie, anywhere in it") {
+TEST_CASE("tensors are read in place from a model's file, at any position") {
   for (const std::uint64_t seed : seeds(20)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -91,7 +91,7 @@ TEST_CASE("tensors are read from a model's file as they lie, anywhere in it") {
   }
 }
 
-TEST_CASE("a model's file is never written: what was changed stays above it") {
+TEST_CASE("a model's file is never written: changed chunks stay above it") {
   random_numbers random(4);
   const temporary_folder folder;
   const std::string path = folder.file("model");
@@ -115,7 +115,7 @@ TEST_CASE("a model's file is never written: what was changed stays above it") {
   CHECK(is_part(std::as_bytes(std::span(now)), whole, 0));
 }
 
-TEST_CASE("a changed chunk over a model's file costs the others space, and no lease") {
+TEST_CASE("a changed chunk over a model's file takes space from others, and no lease fails for it") {
   random_numbers random(4);
   const temporary_folder folder;
   const std::string path = folder.file("model");
@@ -146,7 +146,7 @@ TEST_CASE("a changed chunk over a model's file costs the others space, and no le
   CHECK(buffer.audit().empty());
 }
 
-TEST_CASE("an adopted chunk is held to the checksum it came with") {
+TEST_CASE("an adopted chunk is verified by its given checksum") {
   random_numbers random(9);
   const temporary_folder folder;
   const std::string path = folder.file("model");
@@ -159,7 +159,7 @@ TEST_CASE("an adopted chunk is held to the checksum it came with") {
   CHECK(buffer.read(buffer.adopt(1000, 500, right).value()).code() == errc::checksum_differs);
 }
 
-TEST_CASE("what cannot be adopted is refused, and costs nothing") {
+TEST_CASE("an impossible adoption is refused, and takes nothing") {
   random_numbers random(2);
   const temporary_folder folder;
   const std::string path = folder.file("model");
@@ -188,7 +188,7 @@ TEST_CASE("what cannot be adopted is refused, and costs nothing") {
                        length_error);
 }
 
-TEST_CASE("a model's file that was cut short is reported, not read past") {
+TEST_CASE("a truncated model file is reported, and not read past its end") {
   random_numbers random(3);
   const temporary_folder folder;
   const std::string path = folder.file("model");

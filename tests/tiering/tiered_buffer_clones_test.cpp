@@ -65,7 +65,7 @@ using taken = std::pair<std::uint64_t, std::uint64_t>;
 
 }  // namespace
 
-TEST_CASE("a chunk's last change is told by what may have changed it, and by nothing else") {
+TEST_CASE("exactly the calls that may change a chunk update its last change") {
   two_tiers w(4);
   const chunk_handle one = w.filled(1);
   const chunk_handle two = w.filled(2);
@@ -107,7 +107,7 @@ TEST_CASE("a chunk's last change is told by what may have changed it, and by not
   CHECK(w.buffer.identity() != other.buffer.identity());
 }
 
-TEST_CASE("clones of clones take no space, and are one chunk to every tier") {
+TEST_CASE("clones of clones take no space, and count as one chunk in every tier") {
   two_tiers world(2, 1);
   auto& buffer = world.buffer;
   std::vector<chunk_handle> chunks{world.filled(1)};
@@ -138,7 +138,7 @@ TEST_CASE("a write parts without copying, and the clone keeps what was shared") 
   CHECK(world.holds(twin, 2));
 }
 
-TEST_CASE("an update parts with a copy made in tier 0, of which all goes down") {
+TEST_CASE("an update parts with a copy in tier 0, all of which moves down") {
   two_tiers world(4);
   auto& buffer = world.buffer;
   const chunk_handle chunk = world.filled(1);
@@ -160,7 +160,7 @@ TEST_CASE("an update parts with a copy made in tier 0, of which all goes down") 
   CHECK(world.holds(chunk, 1));
 }
 
-TEST_CASE("the last of those that shared changes in place") {
+TEST_CASE("the last sharer changes in place") {
   two_tiers world(4);
   auto& buffer = world.buffer;
   const chunk_handle chunk = world.filled(1);
@@ -177,7 +177,7 @@ TEST_CASE("the last of those that shared changes in place") {
   CHECK(world.holds(chunk, 2));
 }
 
-TEST_CASE("removing one leaves the others alone, and the space is free with the last") {
+TEST_CASE("removing one clone keeps the others, and the last one frees the space") {
   two_tiers world(4);
   auto& buffer = world.buffer;
   const chunk_handle chunk = world.filled(1);
@@ -190,7 +190,7 @@ TEST_CASE("removing one leaves the others alone, and the space is free with the 
   CHECK(world.used() == taken{0, 0});
 }
 
-TEST_CASE("a lease of one is not in the way of another, and is in the way of its own and of eviction") {
+TEST_CASE("a lease of one clone blocks its own conflicting calls and eviction, and none of another's") {
   two_tiers world(4, 64, {.name = "state"});
   auto& buffer = world.buffer;
   const chunk_handle chunk = world.filled(1);
@@ -217,7 +217,7 @@ TEST_CASE("a lease of one is not in the way of another, and is in the way of its
   CHECK(buffer.read(twin).value().span()[0] == std::byte{9});
 }
 
-TEST_CASE("a clone discarded or resized has its own place and size, and the other what it had") {
+TEST_CASE("a discarded or resized clone has its own place and size, and the other keeps its contents") {
   two_tiers world(4);
   auto& buffer = world.buffer;
   const chunk_handle chunk = world.filled(1);
@@ -238,7 +238,7 @@ TEST_CASE("a clone discarded or resized has its own place and size, and the othe
   CHECK(buffer.stats().shared == 0);
 }
 
-TEST_CASE("a chunk without contents has clones too") {
+TEST_CASE("a chunk without contents can have clones") {
   two_tiers world(4);
   auto& buffer = world.buffer;
   const chunk_handle chunk = buffer.create(page).value();
@@ -253,7 +253,7 @@ TEST_CASE("a chunk without contents has clones too") {
   CHECK(world.holds(chunk, 1));
 }
 
-TEST_CASE("what moves one of them moves what they share") {
+TEST_CASE("moving one clone moves the shared contents") {
   two_tiers world(4);
   auto& buffer = world.buffer;
   const chunk_handle chunk = world.filled(1);
@@ -269,7 +269,7 @@ TEST_CASE("what moves one of them moves what they share") {
   CHECK(buffer.stats().moved.links[0].offload.bytes == page);
 }
 
-TEST_CASE("one that parts has been leased as often as what it shared") {
+TEST_CASE("a parted clone keeps the count of leases of the shared contents") {
   host_space space({.budget = 1 << 20});
   tiered_buffer<tier<host_space, lru_eviction, write_through_selective<3>>, host_space> buffer(
       {}, {space, 4 * page, 64}, {space, 16 * page, 64});
@@ -300,7 +300,7 @@ TEST_CASE("a parting that is refused leaves both as they were, and keeps no plac
     REQUIRE(buffer.remove(chunk));
     world.fill(twin, 2);
   }
-  SUBCASE("no room in tier 0 for both") {
+  SUBCASE("no space in tier 0 for both") {
     two_tiers world(1);
     auto& buffer = world.buffer;
     const chunk_handle chunk = world.filled(1);
@@ -330,7 +330,7 @@ TEST_CASE("a parting that is refused leaves both as they were, and keeps no plac
   }
 }
 
-TEST_CASE("texts name a chunk that there is, whoever has parted or gone") {
+TEST_CASE("texts name an existing chunk, regardless of which clones have parted or ended") {
   two_tiers world(4, 64, {.name = "state"});
   auto& buffer = world.buffer;
   const chunk_handle chunk = buffer.create(page).value();
@@ -341,8 +341,7 @@ TEST_CASE("texts name a chunk that there is, whoever has parted or gone") {
   CHECK(buffer.read(chunk).error().message() == "state: chunk 0 has no contents; write all of it first");
 }
 
-TEST_CASE(
-    "a clone costs nothing but what differs: a stash of versions takes one place for each that changed") {
+TEST_CASE("clones take space only for differences: a stash of versions takes one place per changed chunk") {
   for (const auto seed : seeds(20)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -387,7 +386,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a tier 0 that no host may touch parts by its own copies") {
+TEST_CASE("a tier 0 that the host cannot access parts by its own copies") {
   llmmem::testing::virtual_clock clock;
   llmmem::testing::simulated_space device(clock, {.budget = 4 * page});
   host_space beneath({.budget = 16 * page});

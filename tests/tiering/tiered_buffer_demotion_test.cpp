@@ -75,7 +75,7 @@ struct three_tiers {
 
 }  // namespace
 
-TEST_CASE("what the middle tier lost is stored there before it leaves tier 0, and is found there") {
+TEST_CASE("a chunk that the middle tier lost is stored there before it leaves tier 0, and is found there") {
   three_tiers world(1, 2);
   world.store(2);
   world.read(0);
@@ -106,7 +106,7 @@ TEST_CASE("an eviction demotes, and a plan's drop drops") {
   CHECK(world.at(0).demotions == 1);
 }
 
-TEST_CASE("without demotion what is clean is dropped") {
+TEST_CASE("without demotion clean copies are dropped") {
   three_tiers<write_back> world(1, 2);
   world.store(2);
   world.read(0);
@@ -116,7 +116,7 @@ TEST_CASE("without demotion what is clean is dropped") {
   CHECK(world.at(0).demotions == 0);
 }
 
-TEST_CASE("a demotion drives out what is clean, and nothing that would have to be written") {
+TEST_CASE("a demotion displaces clean copies only") {
   three_tiers world(2, 1);
   world.store(3);
   world.read(0);
@@ -135,7 +135,7 @@ TEST_CASE("a demotion drives out what is clean, and nothing that would have to b
   CHECK(world.at(1).write_backs == 0);
 }
 
-TEST_CASE("what the next tier does not admit is not demoted, and is asked about once") {
+TEST_CASE("a chunk that the next tier refuses is not demoted, and is asked about once") {
   three_tiers<demoting<>, admit_none> world(1, 2);
   world.store(2);
   const std::uint64_t before = world.at(1).refusals;
@@ -146,7 +146,7 @@ TEST_CASE("what the next tier does not admit is not demoted, and is asked about 
   CHECK(world.at(1).refusals - before == 2);
 }
 
-TEST_CASE("reads hit where two lists by hand say, with demotion as a victim cache") {
+TEST_CASE("reads hit as in two lists by hand, with demotion as a victim cache") {
   std::uint64_t demotions = 0;
   for (const auto seed : seeds(20)) {
     CAPTURE(seed);
@@ -194,7 +194,7 @@ TEST_CASE("reads hit where two lists by hand say, with demotion as a victim cach
   CHECK(demotions > 100);
 }
 
-TEST_CASE("demotion reads less from the last tier where tier 0 is the larger one") {
+TEST_CASE("demotion reads less from the last tier if tier 0 is the larger one") {
   const auto reads_of_last = []<class Write>(std::type_identity<Write>) {
     three_tiers<Write> world(6, 4);
     world.store(12);

@@ -22,7 +22,7 @@ using llmmem::testing::planned_fault;
 using llmmem::testing::simulated_space;
 using llmmem::testing::virtual_clock;
 
-TEST_CASE("a device that fails now and then refuses leases, and loses nothing") {
+TEST_CASE("a device with occasional failures refuses leases, and loses nothing") {
   using between = tier<host_space, lru_eviction, write_back, identity_codec, admit_half>;
   const temporary_folder folder;
   for (const auto seed : seeds(12)) {
@@ -48,7 +48,7 @@ TEST_CASE("a device that fails now and then refuses leases, and loses nothing") 
   }
 }
 
-TEST_CASE("devices that fail now and then on both sides of a ring refuse leases, and lose nothing") {
+TEST_CASE("devices with occasional failures on both sides of a ring refuse leases, and lose nothing") {
   using failing_space = file_space<faulty_io<posix_io>>;
   const temporary_folder folder;
   for (const auto seed : seeds(12)) {
@@ -79,7 +79,7 @@ TEST_CASE("devices that fail now and then on both sides of a ring refuse leases,
   }
 }
 
-TEST_CASE("a device straight above a file whose bits flip is handed no wrong byte") {
+TEST_CASE("a device directly above a file with flipped bits gets no wrong byte") {
   using failing_space = file_space<faulty_io<posix_io>>;
   const temporary_folder folder;
   for (const auto seed : seeds(12)) {

@@ -195,7 +195,7 @@ class throwing_space {
 
 }  // namespace
 
-TEST_CASE("a prefetch that failed keeps no write from its chunk") {
+TEST_CASE("a failed prefetch does not block a write to its chunk") {
   memory_over_file world(2, {failing_reads(1, 1)});
   const chunk_handle chunk = world.stored(1);
   REQUIRE(world.buffer.prefetch(chunk));
@@ -210,7 +210,7 @@ TEST_CASE("a prefetch that failed keeps no write from its chunk") {
   world.audited();
 }
 
-TEST_CASE("a lease is not refused for what happened to another chunk's prefetch") {
+TEST_CASE("a lease is not refused for another chunk's failed prefetch") {
   memory_over_file world(1, {failing_reads(1, 1)});
   const chunk_handle other = world.stored(1);
   const chunk_handle chunk = world.stored(2);
@@ -221,7 +221,7 @@ TEST_CASE("a lease is not refused for what happened to another chunk's prefetch"
   world.audited();
 }
 
-TEST_CASE("a read that failed is reported with its text, and the next one may come through") {
+TEST_CASE("a failed read is reported with its text, and the next one may succeed") {
   memory_over_file world(2, {failing_reads(1, 1)});
   const chunk_handle chunk = world.stored(3);
   const auto refused = world.buffer.read(chunk);
@@ -233,7 +233,7 @@ TEST_CASE("a read that failed is reported with its text, and the next one may co
   CHECK(world.holds(chunk, 3));
 }
 
-TEST_CASE("what cannot be written back stays dirty where it is, and goes down later") {
+TEST_CASE("a chunk whose write-back fails stays dirty in its place, and moves down later") {
   memory_over_file world(1, {failing_writes(1, 2)});
   const chunk_handle first = world.written(1);
   const chunk_handle second = world.buffer.create(page).value();
@@ -251,7 +251,7 @@ TEST_CASE("what cannot be written back stays dirty where it is, and goes down la
   world.audited();
 }
 
-TEST_CASE("a flush says what kept it, and does again what an earlier write did not") {
+TEST_CASE("a flush reports its failure, and repeats an earlier failed write") {
   memory_over_file world(2, {failing_writes(1, 2)});
   const chunk_handle chunk = world.written(1);
   REQUIRE(world.buffer.evict(chunk));  // the write begins, and fails
@@ -273,7 +273,7 @@ TEST_CASE("a device may fail more often than its queue keeps failures") {
   CHECK(world.holds(chunk, 1));
 }
 
-TEST_CASE("damaged bytes are told from what left, each time they come damaged, and never handed out") {
+TEST_CASE("damaged bytes are detected each time they come back, and never handed out") {
   memory_over_file world(
       2, {{.what = io_fault::bit_flip, .first = 1, .every = 1, .count = 2, .way = side::reads}});
   const chunk_handle chunk = world.stored(5);
@@ -290,7 +290,7 @@ TEST_CASE("damaged bytes are told from what left, each time they come damaged, a
   world.audited();
 }
 
-TEST_CASE("memory that an engine had under way when it failed is not given out again") {
+TEST_CASE("memory in flight in a failed engine is not handed out again") {
   const temporary_folder folder;
   bool dead = false;
   host_space above({.budget = 2 * page});
@@ -314,7 +314,7 @@ TEST_CASE("memory that an engine had under way when it failed is not given out a
     FAIL_CHECK(broken);
 }
 
-TEST_CASE("memory that a device was to fill and never answered for is not given out again") {
+TEST_CASE("memory of a device that never answered is not handed out again") {
   memory_over_file world(2, {{.what = io_fault::lost, .first = 1, .way = side::reads}}, impatient);
   const chunk_handle chunk = world.stored(1);
   CHECK(world.buffer.read(chunk).code() == errc::completion_lost);
@@ -328,7 +328,7 @@ TEST_CASE("memory that a device was to fill and never answered for is not given 
   world.audited();
 }
 
-TEST_CASE("a place in a file that a device was to write and never answered for is not given out again") {
+TEST_CASE("a place in a file whose device never answered is not handed out again") {
   memory_over_file world(2, {{.what = io_fault::lost, .first = 1, .way = side::writes}}, impatient);
   const chunk_handle chunk = world.written(1);
   CHECK(world.buffer.flush(chunk).code() == errc::completion_lost);
@@ -344,7 +344,7 @@ TEST_CASE("a place in a file that a device was to write and never answered for i
   world.audited();
 }
 
-TEST_CASE("a chunk whose place was lost, with none left for it, stays above and can be removed") {
+TEST_CASE("a chunk that lost its place, with none left for it, stays above and can be removed") {
   const temporary_folder folder;
   host_space above({.budget = 2 * page});
   faulty_file disk(folder.file("tier"), {.budget = page, .queue = impatient},
@@ -362,7 +362,7 @@ TEST_CASE("a chunk whose place was lost, with none left for it, stays above and 
   CHECK(buffer.stats().tiers[1].used == page);
 }
 
-TEST_CASE("a buffer that goes away keeps lost memory from the space, and gives the rest back") {
+TEST_CASE("a destroyed buffer keeps lost memory from the space, and returns the rest") {
   const temporary_folder folder;
   host_space above({.budget = 2 * page});
   faulty_file disk(folder.file("tier"), {.budget = 4 * page, .queue = impatient},
@@ -379,7 +379,7 @@ TEST_CASE("a buffer that goes away keeps lost memory from the space, and gives t
   CHECK(disk.used() == 0);
 }
 
-TEST_CASE("a ring that a device may still write to stays where it is when the buffer goes away") {
+TEST_CASE("a ring that a device may still write to outlives its destroyed buffer") {
   const auto gone_with_buffer = [](const std::vector<planned_fault>& plan, error_code expected) {
     const temporary_folder folder;
     const int before = ring_memory::gone;
@@ -401,7 +401,7 @@ TEST_CASE("a ring that a device may still write to stays where it is when the bu
   CHECK(gone_with_buffer({{.what = io_fault::lost, .way = side::reads}}, errc::read_failed) == 0);
 }
 
-TEST_CASE("staging memory that a device never answered for is replaced") {
+TEST_CASE("staging memory of a device that never answered is replaced") {
   const temporary_folder folder;
   using encoded = tier<faulty_file, lru_eviction, write_back, byte_plane<dtype::bf16>>;
   host_space above({.budget = 16 * page});
@@ -420,7 +420,7 @@ TEST_CASE("staging memory that a device never answered for is replaced") {
   CHECK(buffer.audit().empty());
 }
 
-TEST_CASE("what a space's copies throw passes through, and leaves no transfer behind") {
+TEST_CASE("an exception of a space's copies passes through, and leaves no transfer behind") {
   for (int after = 1; after <= 6; ++after) {
     CAPTURE(after);
     host_space above({.budget = 2 * page});
@@ -463,7 +463,7 @@ TEST_CASE("what a space's copies throw passes through, and leaves no transfer be
   }
 }
 
-TEST_CASE("an update whose parts throw half way leaves all of them dirty") {
+TEST_CASE("an update whose parts throw halfway leaves all of them dirty") {
   host_space above({.budget = page});
   throwing_space beneath(4 * page);
   tiered_buffer<host_space, throwing_space> buffer({}, {above, page, 64}, {beneath, 4 * page, 64});
@@ -487,7 +487,7 @@ TEST_CASE("an update whose parts throw half way leaves all of them dirty") {
   CHECK(lease.span()[64] == std::byte{1});
 }
 
-TEST_CASE("parts that a queue has no space for at once go one after the other") {
+TEST_CASE("parts without space in the queue go one after another") {
   memory_over_file world(3, {{.what = io_fault::late, .first = 1, .every = 1, .count = 1000, .number = 3}},
                          {.driver = llmmem::transfer::driven_by::waiters, .max_operations = 1});
   auto& buffer = world.buffer;
@@ -505,7 +505,7 @@ TEST_CASE("parts that a queue has no space for at once go one after the other") 
   CHECK(lease.span()[page] == std::byte{1});
 }
 
-TEST_CASE("a queue too small for all that a buffer has under way only makes it wait") {
+TEST_CASE("a queue too small for a buffer's transfers only makes it wait") {
   const temporary_folder folder;
   for (const auto seed : seeds(4)) {
     CAPTURE(seed);
@@ -518,7 +518,7 @@ TEST_CASE("a queue too small for all that a buffer has under way only makes it w
   }
 }
 
-TEST_CASE("whichever request fails, the contents are there when it is tried again") {
+TEST_CASE("if any request fails, the contents are there at the next try") {
   std::uint64_t failed = 0;
   for (std::uint64_t nth = 1;; ++nth) {
     CAPTURE(nth);
@@ -563,8 +563,7 @@ TEST_CASE("whichever request fails, the contents are there when it is tried agai
   CHECK(failed >= 12);
 }
 
-TEST_CASE(
-    "a chunk may be removed, discarded and written again while its transfer is under way or has failed") {
+TEST_CASE("a chunk may be removed, discarded and written while its transfer is in flight or has failed") {
   for (const std::uint64_t fails : {0U, 1U}) {
     CAPTURE(fails);
     memory_over_file world(4, {failing_reads(1, fails), failing_writes(3, fails)});
@@ -588,7 +587,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a buffer may go away while transfers are under way") {
+TEST_CASE("a buffer may be destroyed while transfers are in flight") {
   const temporary_folder folder;
   host_space above({.budget = 8 * page});
   file_space<> disk(folder.file("tier"), {.budget = 16 * page});
@@ -604,7 +603,7 @@ TEST_CASE("a buffer may go away while transfers are under way") {
   CHECK(disk.used() == 0);
 }
 
-TEST_CASE("a space that gave a range for each copy has them all back when the buffer goes away") {
+TEST_CASE("a space with a range for each copy has them all back when the buffer is destroyed") {
   stitched_host_space above(stitched_source({.budget = 1 << 20}), {.budget = 1 << 20});
   host_space beneath({.budget = 1 << 20});
   {
@@ -616,7 +615,7 @@ TEST_CASE("a space that gave a range for each copy has them all back when the bu
   CHECK(above.used() == 0);
 }
 
-TEST_CASE("a parting whose contents cannot be read leaves both as they were") {
+TEST_CASE("if a parting cannot read the contents, both clones stay as they were") {
   memory_over_file world(3, {failing_reads(1, 1)});
   const chunk_handle chunk = world.stored(1);
   const chunk_handle twin = world.buffer.clone(chunk).value();
@@ -631,7 +630,7 @@ TEST_CASE("a parting whose contents cannot be read leaves both as they were") {
   world.audited();
 }
 
-TEST_CASE("a parting that needs the space of what cannot be written back leaves both as they were") {
+TEST_CASE("if a parting needs the space of a failing write-back, both clones stay as they were") {
   memory_over_file world(1, {failing_writes(1, 1)});
   const chunk_handle chunk = world.written(1);
   const chunk_handle twin = world.buffer.clone(chunk).value();
@@ -646,7 +645,8 @@ TEST_CASE("a parting that needs the space of what cannot be written back leaves 
 }
 
 TEST_CASE(
-    "a parting for which patience ends leaves both as they were, and what they share continues coming") {
+    "if the patience of a parting ends, both clones stay as they were, and the shared contents continue to "
+    "come up") {
   // Reads end only when asked for the fifth time.
   memory_over_file world(
       2, {{.what = io_fault::late, .first = 1, .every = 1, .count = 100, .number = 5, .way = side::reads}});
@@ -666,7 +666,7 @@ TEST_CASE(
   world.audited();
 }
 
-TEST_CASE("a parting whose space is not there in time leaves both as they were") {
+TEST_CASE("if a parting gets no space in time, both clones stay as they were") {
   memory_over_file world(1, {{.what = io_fault::late, .first = 1, .every = 1, .count = 100, .number = 5}});
   const chunk_handle chunk = world.written(1);
   const chunk_handle twin = world.buffer.clone(chunk).value();
@@ -680,7 +680,7 @@ TEST_CASE("a parting whose space is not there in time leaves both as they were")
   CHECK(world.holds(chunk, 1));
 }
 
-TEST_CASE("a parting waits for another chunk's transfer no longer than its patience") {
+TEST_CASE("a parting waits for another chunk's transfer at most as long as its patience") {
   memory_over_file world(
       1, {{.what = io_fault::late, .first = 1, .every = 1, .count = 100, .number = 5, .way = side::reads}});
   const chunk_handle chunk = world.stored(1);
@@ -695,7 +695,7 @@ TEST_CASE("a parting waits for another chunk's transfer no longer than its patie
   world.audited();
 }
 
-TEST_CASE("a copy within tier 0 that throws leaves both clones, and a chunk to be resized, as they were") {
+TEST_CASE("an exception of a copy within tier 0 leaves both clones, and a chunk in resize, as they were") {
   throwing_space above(4 * page);
   host_space beneath({.budget = 8 * page});
   tiered_buffer<throwing_space, host_space> buffer({}, {above, 4 * page}, {beneath, 8 * page});

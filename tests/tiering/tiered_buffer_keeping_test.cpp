@@ -245,7 +245,7 @@ void run_lives(std::uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("what the last tier had is there in the next life, and nothing else under that key") {
+TEST_CASE("the last tier's contents are there in the next process, and nothing else has that key") {
   for (const std::uint64_t seed : seeds(25)) {
     run_lives<two<plain_codec>>(seed);
     run_lives<three<plain_codec>>(seed);
@@ -254,7 +254,7 @@ TEST_CASE("what the last tier had is there in the next life, and nothing else un
   }
 }
 
-TEST_CASE("a key is one chunk's, and an unknown one nobody's") {
+TEST_CASE("a key names one chunk, and an unknown key none") {
   const temporary_folder folder;
   life<two<plain_codec>> now(folder.file("tier"));
   const chunk_handle first = now.buffer.create(100, key_of_name("a")).value();
@@ -277,7 +277,7 @@ TEST_CASE("a key is one chunk's, and an unknown one nobody's") {
   static_assert(!tiered_buffer<host_space, file_space<>>::persists_chunks);
 }
 
-TEST_CASE("what has reached the file is in the index though nobody calls progress") {
+TEST_CASE("chunks that reached the file are in the index even without a call of progress") {
   const temporary_folder folder;
   host_space host({.budget = 1 << 20});
   disk_space disk(folder.file("tier"), of(64 * kib));
@@ -291,7 +291,7 @@ TEST_CASE("what has reached the file is in the index though nobody calls progres
   CHECK(disk.index().size() > 20);
 }
 
-TEST_CASE("a chunk that is resized leaves nothing behind where it was") {
+TEST_CASE("a resized chunk leaves nothing in its old place") {
   random_numbers random(8);
   const temporary_folder folder;
   const std::string path = folder.file("tier");
@@ -308,12 +308,12 @@ TEST_CASE("a chunk that is resized leaves nothing behind where it was") {
     REQUIRE(now.buffer.flush(other));
   }
   life<two<plain_codec>> now(path);
-  CHECK(now.disk.recovery().message() == "1 chunks are there again");
+  CHECK(now.disk.recovery().message() == "1 chunks were restored");
   CHECK(now.buffer.find(key_from_id(1)).code() == errc::no_such_key);
   CHECK(now.contents(now.buffer.find(key_from_id(2)).value()) == second);
 }
 
-TEST_CASE("a chunk whose copy between has to leave while it is resized leaves nothing behind either") {
+TEST_CASE("a chunk whose middle copy must leave during a resize leaves nothing behind either") {
   random_numbers random(8);
   const temporary_folder folder;
   const std::string path = folder.file("tier");
@@ -344,11 +344,11 @@ TEST_CASE("a chunk whose copy between has to leave while it is resized leaves no
     REQUIRE(buffer.flush(other));
   }
   life<two<plain_codec>> now(path, of(64 * kib));
-  CHECK(now.disk.recovery().message() == "1 chunks are there again");
+  CHECK(now.disk.recovery().message() == "1 chunks were restored");
   CHECK(now.contents(now.buffer.find(key_from_id(2)).value()) == third);
 }
 
-TEST_CASE("a clone continues without the key of a chunk that is removed") {
+TEST_CASE("a clone continues without the key of a removed chunk") {
   random_numbers random(8);
   const temporary_folder folder;
   const std::string path = folder.file("tier");
@@ -372,7 +372,7 @@ TEST_CASE("a clone continues without the key of a chunk that is removed") {
   CHECK(now.contents(now.buffer.find(key_from_id(1)).value()) == fresh);
 }
 
-TEST_CASE("damaged bytes in the file are not handed out, and check_kept removes their chunk") {
+TEST_CASE("damaged bytes in the file are never handed out, and check_kept removes their chunk") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   random_numbers random(3);
@@ -399,16 +399,16 @@ TEST_CASE("damaged bytes in the file are not handed out, and check_kept removes 
     CHECK(now.buffer.check_kept().value() == 2);
     CHECK(now.buffer.find(key_from_id(7)).code() == errc::no_such_key);
     CHECK(now.disk.recovery().message() ==
-          "7 chunks are there again; 2 chunks were dropped: their bytes were damaged");
+          "7 chunks were restored; 2 chunks were dropped: their bytes were damaged");
     CHECK(now.buffer.check_kept().value() == 0);
   }
   life<two<plain_codec>> now(path);
-  CHECK(now.disk.recovery().message() == "7 chunks are there again");
+  CHECK(now.disk.recovery().message() == "7 chunks were restored");
   for (const std::uint64_t id : {0U, 1U, 3U, 4U, 5U, 6U, 8U})
     CHECK(now.contents(now.buffer.find(key_from_id(id)).value()) == contents[id]);
 }
 
-TEST_CASE("chunks that cannot be allocated any more are given up, and counted by the reason") {
+TEST_CASE("chunks without a place are given up, and counted by reason") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   const auto fill = [&] {
@@ -422,29 +422,29 @@ TEST_CASE("chunks that cannot be allocated any more are given up, and counted by
   {
     const life<two<plane_codec>> now(path);
     CHECK(now.disk.recovery().message() ==
-          "0 chunks are there again; 10 chunks were dropped: written with another codec, or too large for "
+          "0 chunks were restored; 10 chunks were dropped: written with another codec, or too large for "
           "this buffer");
   }
   fill();
   {
     const life<two<plain_codec>> now(path, of(4 * kib));
     CHECK(now.disk.recovery().message() ==
-          "4 chunks are there again; 6 chunks were dropped: past the budget, or overlapping others");
+          "4 chunks were restored; 6 chunks were dropped: past the budget, or overlapping others");
     CHECK(now.disk.index().size() == 4);
   }
   fill();
   {
     const life<two<plain_codec>> now(path, of(512 * kib), 3);
     CHECK(now.disk.recovery().message() ==
-          "3 chunks are there again; 7 chunks were dropped: more than max_chunks of the buffer");
+          "3 chunks were restored; 7 chunks were dropped: more than max_chunks of the buffer");
   }
   fill();
   const life<two<plain_codec>> now(path, of(512 * kib, 8));
   CHECK(now.disk.recovery().message() ==
-        "8 chunks are there again; 2 chunks were dropped: more than max_chunks of the space");
+        "8 chunks were restored; 2 chunks were dropped: more than max_chunks of the space");
 }
 
-TEST_CASE("an index without space fails what would change it, and persist says so until there is space") {
+TEST_CASE("an index without space refuses changes, and persist reports it until there is space") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   rlimit before{};
@@ -585,14 +585,14 @@ void kill_and_look(std::uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("a process killed while it demotes leaves whole chunks: as flushed, or newer, or none") {
+TEST_CASE("a process killed during a demotion leaves complete chunks, as flushed or newer, or none") {
   for (const std::uint64_t seed : seeds(6)) {
     kill_and_look<two<plain_codec>>(seed);
     kill_and_look<three<plane_codec>>(seed);
   }
 }
 
-TEST_CASE("a chunk that could not be resized is kept as it was") {
+TEST_CASE("a chunk whose resize failed is kept as it was") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   const bytes contents(1024, std::byte{7});
@@ -610,7 +610,7 @@ TEST_CASE("a chunk that could not be resized is kept as it was") {
   CHECK(now.contents(now.buffer.find(key_from_id(1)).value()) == contents);
 }
 
-TEST_CASE("a chunk resized while its own copy goes down is in the index nowhere but where it rests") {
+TEST_CASE("a chunk resized while its copy moves down is in the index only at its final place") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   host_space host({.budget = 1 << 20});
@@ -642,7 +642,7 @@ TEST_CASE("a chunk resized while its own copy goes down is in the index nowhere 
   CHECK(buffer.audit().empty());
 }
 
-TEST_CASE("what was made in this life and damaged is not counted as there again") {
+TEST_CASE("a chunk made in this process and damaged does not count as restored") {
   const temporary_folder folder;
   life<two<plain_codec>> now(folder.file("tier"));
   const chunk_handle chunk = now.buffer.create(1024, key_from_id(1)).value();
@@ -657,7 +657,7 @@ TEST_CASE("what was made in this life and damaged is not counted as there again"
   CHECK(now.disk.recovery().damaged == 1);
 }
 
-TEST_CASE("a second buffer on one space counts what it finds, not what the first one found") {
+TEST_CASE("a second buffer on a space counts its own finds, not the first buffer's") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   {
@@ -673,8 +673,7 @@ TEST_CASE("a second buffer on one space counts what it finds, not what the first
   }
 }
 
-TEST_CASE(
-    "a chunk of a process with more memory is not given up by one with less, and evicts nothing there") {
+TEST_CASE("a process with less memory keeps the chunks of one with more, and evicts none") {
   const temporary_folder folder;
   const std::string path = folder.file("tier");
   const bytes contents(8 * kib, std::byte{3});

@@ -38,7 +38,8 @@ TEST_CASE("two tiers of host memory hold what was written to them") {
   }
 }
 
-TEST_CASE("memory over a file holds what was written to it, whichever thread drives the file's queue") {
+TEST_CASE(
+    "memory over a file holds what was written to it, regardless of which thread drives the file's queue") {
   const temporary_folder folder;
   for (const llmmem::transfer::driven_by driver :
        {llmmem::transfer::driven_by::own_thread, llmmem::transfer::driven_by::waiters}) {
@@ -73,7 +74,9 @@ TEST_CASE("three tiers hold what was written to them, under each write policy") 
   }
 }
 
-TEST_CASE("a middle tier smaller than the first, where a chunk's own copy is in the way of its coming up") {
+TEST_CASE(
+    "a middle tier smaller than the first holds what was written, although a chunk's own copy blocks its way "
+    "up") {
   const temporary_folder folder;
   for (const auto seed : seeds(30)) {
     CAPTURE(seed);
@@ -87,7 +90,8 @@ TEST_CASE("a middle tier smaller than the first, where a chunk's own copy is in 
   }
 }
 
-TEST_CASE("a first tier that no host may touch holds what was written to it, and every copy waits its turn") {
+TEST_CASE(
+    "a first tier that the host cannot access holds what was written to it, and every copy waits its turn") {
   const temporary_folder folder;
   for (const auto seed : seeds(6)) {
     CAPTURE(seed);
@@ -104,7 +108,7 @@ TEST_CASE("a first tier that no host may touch holds what was written to it, and
 }
 
 TEST_CASE(
-    "a device straight above a file holds what was written to it, through a ring smaller than its chunks") {
+    "a device directly above a file holds what was written to it, through a ring smaller than its chunks") {
   const temporary_folder folder;
   for (const auto seed : seeds(8)) {
     CAPTURE(seed);
@@ -122,7 +126,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a file above a slower one holds what was written to it, whatever lies above both") {
+TEST_CASE("a file above a slower one holds what was written to it, under any tier above") {
   const temporary_folder folder;
   for (const auto seed : seeds(8)) {
     CAPTURE(seed);
@@ -163,7 +167,7 @@ TEST_CASE("memory over a file behind io_uring holds what was written to it") {
 }
 #endif
 
-TEST_CASE("a last tier in a lossless codec's form returns what was written") {
+TEST_CASE("a last tier with a lossless codec returns what was written") {
   const temporary_folder folder;
   for (const auto seed : seeds(8)) {
     CAPTURE(seed);
@@ -176,7 +180,7 @@ TEST_CASE("a last tier in a lossless codec's form returns what was written") {
   }
 }
 
-TEST_CASE("encoded chunks touch no other memory where the units of the tiers differ") {
+TEST_CASE("encoded chunks write no other memory if the units of the tiers differ") {
   const temporary_folder folder;
   for (const auto seed : seeds(8)) {
     CAPTURE(seed);
@@ -189,7 +193,7 @@ TEST_CASE("encoded chunks touch no other memory where the units of the tiers dif
   }
 }
 
-TEST_CASE("three tiers of which the middle one is small hold what was written to them") {
+TEST_CASE("three tiers with a small middle one hold what was written to them") {
   for (const auto seed : seeds(8)) {
     CAPTURE(seed);
     host_space space({.budget = 16 << 20});
@@ -201,7 +205,7 @@ TEST_CASE("three tiers of which the middle one is small hold what was written to
   }
 }
 
-TEST_CASE("three tiers of which the middle one lets half of the chunks pass hold what was written to them") {
+TEST_CASE("three tiers whose middle one passes half of the chunks hold what was written to them") {
   const temporary_folder folder;
   using between = tier<host_space, lru_eviction, write_back, identity_codec, admit_half>;
   for (const auto seed : seeds(12)) {
@@ -216,7 +220,7 @@ TEST_CASE("three tiers of which the middle one lets half of the chunks pass hold
   }
 }
 
-TEST_CASE("three tiers of which the first demotes what is clean hold what was written to them") {
+TEST_CASE("three tiers whose first one demotes clean copies hold what was written to them") {
   const temporary_folder folder;
   using top = tier<host_space, lru_eviction, demoting<write_through_selective<2>>>;
   for (const auto seed : seeds(12)) {

@@ -113,7 +113,7 @@ void any_step(Buffer& buffer, chunk_handle& chunk, random_numbers& random) {
 
 }  // namespace
 
-TEST_CASE("a buffer's regret under LRU is what it brought up beyond MIN") {
+TEST_CASE("a buffer's regret under LRU is the bytes brought up beyond MIN") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     const std::size_t capacity = 1 + seed % 9;
@@ -151,7 +151,7 @@ TEST_CASE("a window covers the last part of a long run") {
   }
 }
 
-TEST_CASE("a buffer that knows every next use has nothing to regret") {
+TEST_CASE("a buffer that knows every next use has no regret") {
   for (const auto seed : seeds(30)) {
     CAPTURE(seed);
     const std::size_t capacity = 2 + seed % 7;
@@ -176,7 +176,7 @@ TEST_CASE("a buffer that knows every next use has nothing to regret") {
 }
 
 TEST_CASE(
-    "what is evicted, discarded, removed, resized or cloned is reported, and never counts below the least") {
+    "evictions, discards, removals, resizes and clones are reported, and the count is at least the minimum") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -199,7 +199,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("leases of one chunk at the same time are one access") {
+TEST_CASE("simultaneous leases of one chunk count as one access") {
   watched_world<lru_eviction> world(2, 2);
   {
     const auto one = world.buffer.read(world.chunks[0]).value();
@@ -209,7 +209,7 @@ TEST_CASE("leases of one chunk at the same time are one access") {
   CHECK(world.buffer.observer().size() == 2);
 }
 
-TEST_CASE("an observer knows from its calls alone what is in tier 0, and what of that is leased") {
+TEST_CASE("an observer learns from its calls alone which chunks are in tier 0 and leased") {
   struct knows_all {
     std::map<std::uint32_t, std::uint64_t> resident{};
     std::set<std::uint32_t> leased{};
@@ -272,7 +272,7 @@ TEST_CASE("an observer knows from its calls alone what is in tier 0, and what of
   }
 }
 
-TEST_CASE("a window counts as metadata of its buffer, and costs nothing when it is not used") {
+TEST_CASE("a window counts as metadata of its buffer, and an unused one costs nothing") {
   const watched_world<lru_eviction> world(2, 2, 1000);
   const watched_world<lru_eviction> smaller(2, 2, 500);
   CHECK(world.buffer.stats().metadata_bytes - smaller.buffer.stats().metadata_bytes == 8000);

@@ -113,7 +113,7 @@ using where = std::vector<std::size_t>;
 
 }  // namespace
 
-TEST_CASE("options that cannot be are refused with their names") {
+TEST_CASE("impossible options are refused with their names") {
   host_space space({.budget = 1 << 20});
   using buffer = tiered_buffer<host_space, host_space>;
   using encoded =
@@ -184,7 +184,7 @@ TEST_CASE("handles of another buffer, of no buffer and of removed chunks are ref
   }
 }
 
-TEST_CASE("a lease may come to change more bytes than it was taken for, and these go down, too") {
+TEST_CASE("a lease may change more bytes than it was taken for, which then also move down") {
   two_tiers<> world(4, {.name = "state"});
   auto& buffer = world.buffer;
   const chunk_handle chunk = filled(buffer, 1);
@@ -227,7 +227,7 @@ TEST_CASE("a chunk without contents can only be written") {
   CHECK(buffer.stats().tiers[1].used == page);
 }
 
-TEST_CASE("any number may read, or one write, and a conflicting call learns how many leases there are") {
+TEST_CASE("any number of leases may read, or one may write, and a conflicting call learns the number") {
   two_tiers<> world(4, {.name = "state"});
   auto& buffer = world.buffer;
   const chunk_handle chunk = filled(buffer, 1);
@@ -247,7 +247,7 @@ TEST_CASE("any number may read, or one write, and a conflicting call learns how 
   CHECK(buffer.flush().code() == errc::chunk_leased);
 }
 
-TEST_CASE("a lease that was moved from, or has ended, has no bytes and ends nothing twice") {
+TEST_CASE("a lease that was moved from, or has ended, has no bytes, and ends only once") {
   two_tiers<> world(4);
   auto& buffer = world.buffer;
   const chunk_handle chunk = filled(buffer, 1);
@@ -265,7 +265,7 @@ TEST_CASE("a lease that was moved from, or has ended, has no bytes and ends noth
   CHECK(buffer.write(chunk));
 }
 
-TEST_CASE("an update names bytes of its chunk, or is refused with both numbers") {
+TEST_CASE("an update with bytes outside its chunk is refused with both numbers") {
   two_tiers<> world(4, {.name = "state"});
   auto& buffer = world.buffer;
   const chunk_handle chunk = filled(buffer, 1);
@@ -276,7 +276,7 @@ TEST_CASE("an update names bytes of its chunk, or is refused with both numbers")
   CHECK(buffer.update(chunk, 256, 0));
 }
 
-TEST_CASE("a chunk that cannot be is refused, and takes nothing") {
+TEST_CASE("an impossible chunk is refused, and takes nothing") {
   two_tiers<> world(4, {.max_chunks = 2, .name = "state"});
   auto& buffer = world.buffer;
   CHECK(buffer.create(0).code() == errc::zero_bytes);
@@ -291,7 +291,7 @@ TEST_CASE("a chunk that cannot be is refused, and takes nothing") {
   CHECK(buffer.stats().tiers[1].used == unit + page);
 }
 
-TEST_CASE("a codec's chunks are whole elements of at most the largest chunk") {
+TEST_CASE("a codec's chunks consist of whole elements, up to the largest chunk") {
   host_space space({.budget = 1 << 20});
   tiered_buffer<host_space, tier<host_space, lru_eviction, write_back, byte_plane<dtype::bf16>>> buffer(
       {.largest_chunk_bytes = 1000, .name = "state"}, {space, 8192, 64}, {space, 8192, 64});
@@ -301,7 +301,7 @@ TEST_CASE("a codec's chunks are whole elements of at most the largest chunk") {
   CHECK(buffer.create(1000));
 }
 
-TEST_CASE("what does not fit in tier 0 is refused with the shortage, and changes nothing") {
+TEST_CASE("a lease that does not fit in tier 0 is refused with the shortage, and changes nothing") {
   two_tiers<> world(2, {.name = "state"});
   auto& buffer = world.buffer;
   const chunk_handle first = filled(buffer, 1);
@@ -320,9 +320,7 @@ TEST_CASE("what does not fit in tier 0 is refused with the shortage, and changes
   audited(buffer);
 }
 
-TEST_CASE(
-    "a chunk that one of its tiers could never hold is refused when it is made, regardless of what is "
-    "there") {
+TEST_CASE("a chunk that a tier could never hold is refused on creation, regardless of the contents") {
   const failure too_large{.code = errc::out_of_bytes, .index = 1, .wanted = 3 * page, .found = 2 * page};
   two_tiers<> world(2);
   auto& buffer = world.buffer;
@@ -354,7 +352,7 @@ TEST_CASE("a full table of pieces is named, with the option that makes it larger
         "tier_place::max_pieces");
 }
 
-TEST_CASE("as many pieces as chunks can come to are kept account of, without asking") {
+TEST_CASE("by default the table has space for as many pieces as the chunks can require") {
   constexpr std::uint32_t most = 64;
   two_tiers<> world(64, {.max_chunks = most});
   auto& buffer = world.buffer;
@@ -371,7 +369,7 @@ TEST_CASE("as many pieces as chunks can come to are kept account of, without ask
   audited(buffer);
 }
 
-TEST_CASE("only dirty bytes go down, in whole units of the tier beneath") {
+TEST_CASE("only dirty bytes move down, in whole units of the tier below") {
   two_tiers<> world(4);
   auto& buffer = world.buffer;
   const chunk_handle chunk = filled(buffer, 1);
@@ -419,7 +417,7 @@ TEST_CASE("a write brings nothing in, an update all of the chunk") {
   CHECK(buffer.stats().moved.links[0].offload.bytes == 3 * page + unit);
 }
 
-TEST_CASE("hits are counted where the newest copy was") {
+TEST_CASE("hits count in the tier of the newest copy") {
   three_tiers<> world(1, 2);
   auto& buffer = world.buffer;
   const chunk_handle first = filled(buffer, 1);
@@ -453,7 +451,7 @@ TEST_CASE("the least recently leased leaves first") {
   CHECK(places(buffer, chunks) == where{0, 0, 0, 1, 1});
 }
 
-TEST_CASE("a write-back that has to wait does not change which chunk leaves next") {
+TEST_CASE("a waiting write-back does not change which chunk leaves next") {
   // Tier 1 is full of what is dirty there, and one transfer may be under way: room takes several turns.
   const temporary_folder folder;
   host_space above({.budget = 1 << 20});
@@ -473,7 +471,7 @@ TEST_CASE("a write-back that has to wait does not change which chunk leaves next
   }
 }
 
-TEST_CASE("leases are what an eviction policy counts as uses") {
+TEST_CASE("an eviction policy counts leases as uses") {
   two_tiers<tier<host_space, lfu_eviction>> world(2);
   auto& buffer = world.buffer;
   const std::vector chunks{filled(buffer, 0), filled(buffer, 1), buffer.create(page).value()};
@@ -503,7 +501,8 @@ TEST_CASE("write_back moves nothing until a copy has to leave") {
   CHECK(buffer.stats().moved.links[0].offload.bytes == 0);
 }
 
-TEST_CASE("write_through moves what a lease wrote by the next call that may, and eviction finds it clean") {
+TEST_CASE(
+    "write_through moves a lease's writes by the next call that can, and eviction finds the copy clean") {
   two_tiers<tier<host_space, lru_eviction, write_through>> world(2);
   auto& buffer = world.buffer;
   const chunk_handle chunk = filled(buffer, 1);
@@ -556,7 +555,7 @@ TEST_CASE("a middle tier writes through by its own policy") {
   CHECK(went(upper.buffer) == std::pair{page, std::uint64_t{0}});
 }
 
-TEST_CASE("a write that was due is forgotten with the contents") {
+TEST_CASE("a discard of the contents also cancels a write that was due") {
   two_tiers<tier<host_space, lru_eviction, write_through>> world(2);
   auto& buffer = world.buffer;
   const chunk_handle first = filled(buffer, 1);
@@ -591,7 +590,7 @@ TEST_CASE("a prefetch that has arrived makes the next lease a hit that waits for
   CHECK(buffer.stats().moved.stalled == before.moved.stalled);
 }
 
-TEST_CASE("prefetches come one hop after the other, without a lease") {
+TEST_CASE("prefetches come up hop by hop, without a lease") {
   three_tiers<> world(2, 2);
   auto& buffer = world.buffer;
   std::vector<chunk_handle> chunks;
@@ -607,7 +606,7 @@ TEST_CASE("prefetches come one hop after the other, without a lease") {
   audited(buffer);
 }
 
-TEST_CASE("when everything is prefetched, what comes first stays until it was used") {
+TEST_CASE("if everything is prefetched, the first chunks stay until they are used") {
   two_tiers<> world(3);
   auto& buffer = world.buffer;
   std::vector<chunk_handle> chunks;
@@ -631,7 +630,7 @@ TEST_CASE("when everything is prefetched, what comes first stays until it was us
   audited(buffer);
 }
 
-TEST_CASE("a chunk prefetched where it already is stays until it was used") {
+TEST_CASE("a chunk prefetched while it is already in tier 0 stays until it is used") {
   two_tiers<> world(2);
   auto& buffer = world.buffer;
   const std::vector chunks{filled(buffer, 0), filled(buffer, 1), filled(buffer, 2)};
@@ -660,7 +659,7 @@ TEST_CASE("a demand takes the memory of prefetches that were never used") {
   CHECK(places(buffer, chunks) == where{1, 1, 0, 0});
 }
 
-TEST_CASE("a prefetch waits while leases hold all of tier 0, and no failure is made of it") {
+TEST_CASE("a prefetch waits while leases hold all of tier 0, without a failure") {
   two_tiers<> world(1);
   auto& buffer = world.buffer;
   const chunk_handle first = filled(buffer, 1);
@@ -692,7 +691,8 @@ TEST_CASE("eviction ends a prefetch") {
   audited(buffer);
 }
 
-TEST_CASE("patience ends with its text, the chunk continues coming, and best_effort takes what is there") {
+TEST_CASE(
+    "when patience ends with its text, the chunk continues to come up; best_effort takes resident chunks") {
   const temporary_folder folder;
   host_space above({.budget = 1 << 20});
   file_space<faulty_io<posix_io>> disk(
@@ -719,7 +719,7 @@ TEST_CASE("patience ends with its text, the chunk continues coming, and best_eff
   audited(buffer);
 }
 
-TEST_CASE("a middle tier that holds one chunk is enough, however dirty both tiers above are") {
+TEST_CASE("a middle tier for one chunk suffices, even if both tiers above are dirty") {
   for (const auto seed : seeds(20)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -751,7 +751,7 @@ TEST_CASE("a middle tier that holds one chunk is enough, however dirty both tier
   }
 }
 
-TEST_CASE("tiers never hold more than their budgets, however much is prefetched and leased") {
+TEST_CASE("tiers stay within their budgets, for any prefetches and leases") {
   const temporary_folder folder;
   for (const auto seed : seeds(10)) {
     CAPTURE(seed);
@@ -779,7 +779,7 @@ TEST_CASE("tiers never hold more than their budgets, however much is prefetched 
   }
 }
 
-TEST_CASE("evict waits for memory in the next tier and not for the write") {
+TEST_CASE("evict waits for memory in the next tier, but not for the write") {
   virtual_clock clock;
   simulated_space device(clock, {.budget = 1 << 20});
   host_space beneath({.budget = 1 << 20});
@@ -798,7 +798,7 @@ TEST_CASE("evict waits for memory in the next tier and not for the write") {
   CHECK(buffer.tier_of(chunk).value() == 1);
 }
 
-TEST_CASE("nothing is allocated after construction, whatever moves") {
+TEST_CASE("nothing is allocated after construction, regardless of movement") {
   const temporary_folder folder;
   host_space above({.budget = 1 << 20});
   host_space between({.budget = 1 << 20});
@@ -846,7 +846,7 @@ TEST_CASE("nothing is allocated after construction, whatever moves") {
   CHECK(heap_allocations() == before);
 }
 
-TEST_CASE("resize keeps contents up to the smaller size, in either direction, wherever the chunk is") {
+TEST_CASE("resize keeps contents up to the smaller size, in either direction and any tier") {
   three_tiers<> world(4, 4);
   auto& buffer = world.buffer;
   const chunk_handle chunk = filled(buffer, 7);
@@ -872,7 +872,7 @@ TEST_CASE("resize keeps contents up to the smaller size, in either direction, wh
   CHECK(buffer.stats().tiers[2].used == page);
 }
 
-TEST_CASE("a resize that drives out the chunk's own copy beneath waits for it before the old place goes") {
+TEST_CASE("a resize that displaces the chunk's own copy below waits for it before it frees the old place") {
   three_tiers<> world(5, 3);
   auto& buffer = world.buffer;
   const chunk_handle chunk = filled(buffer, 1);
@@ -894,7 +894,7 @@ TEST_CASE("a resize that drives out the chunk's own copy beneath waits for it be
   CHECK(holds(buffer, other, 3));
 }
 
-TEST_CASE("resize refuses what create and read would, and leaves the chunk as it was") {
+TEST_CASE("resize refuses as create and read do, and leaves the chunk as it was") {
   two_tiers<> world(3, {.name = "state"});
   auto& buffer = world.buffer;
   const chunk_handle chunk = filled(buffer, 1);

@@ -77,7 +77,7 @@ TEST_CASE("tensors over a device, the host and a file hold what was written to t
   }
 }
 
-TEST_CASE("devices that fail refuse leases of tensors, and change nothing of them") {
+TEST_CASE("failing devices refuse leases of tensors, and change none of them") {
   const temporary_folder folder;
   std::uint64_t refusals = 0;
   for (const auto seed : seeds(20)) {

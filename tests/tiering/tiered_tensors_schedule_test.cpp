@@ -311,7 +311,7 @@ struct outcome {
 
 }  // namespace
 
-TEST_CASE("tensors on a schedule do what the same accesses of chunks do, to the nanosecond") {
+TEST_CASE("tensors on a schedule act as the same accesses of chunks, to the nanosecond") {
   // A chunk of four pages comes up in 16,884 ns: the link is slower than computing, as fast, and faster.
   for (const std::uint64_t ns : {4'000U, 17'000U, 60'000U}) {
     CAPTURE(ns);
@@ -351,7 +351,7 @@ TEST_CASE("tensors on a schedule wait no longer than without one, and find more 
   }
 }
 
-TEST_CASE("tensors that are gone through in a loop are brought up less often by a plan") {
+TEST_CASE("a plan brings up tensors of a loop less often") {
   for (const std::uint64_t pages : {30U, 48U, 70U}) {
     CAPTURE(pages);
     // There and back the least recently used moves as little as can be; in a loop it moves all of it.
@@ -364,7 +364,7 @@ TEST_CASE("tensors that are gone through in a loop are brought up less often by 
   }
 }
 
-TEST_CASE("a small tensor that is only read makes its chunk nothing that must go down") {
+TEST_CASE("a small tensor that is only read leaves its chunk clean") {
   device<min_eviction> world(8);
   prefetch_schedule schedule(world.buffer, {.links = {pcie}});
   const std::vector<tensor_size> sizes{{.bytes = 700}, {.bytes = 700}, {.bytes = 8 * page}};
@@ -392,7 +392,7 @@ TEST_CASE("a small tensor that is only read makes its chunk nothing that must go
   }
 }
 
-TEST_CASE("a tensor in parts is gone through as planned, without prefetches in addition to the plan") {
+TEST_CASE("a tensor in parts is read as planned, without prefetches in addition to the plan") {
   device<min_eviction> world(12);
   prefetch_schedule schedule(world.buffer, {.links = {pcie}});
   const std::vector<tensor_size> sizes{{.bytes = 40 * page}};
@@ -417,7 +417,7 @@ TEST_CASE("a tensor in parts is gone through as planned, without prefetches in a
   CHECK(last == schedule.plan().steady.forecast.iteration_ns);
 }
 
-TEST_CASE("while a plan is followed a prefetch moves nothing, and without one it does") {
+TEST_CASE("a prefetch moves nothing while a plan is followed, and moves its chunk without one") {
   device<min_eviction> world(24);
   prefetch_schedule schedule(world.buffer, {.links = {pcie}});
   const std::vector<tensor_size> sizes(2, {.bytes = 4 * page});
@@ -440,7 +440,7 @@ TEST_CASE("while a plan is followed a prefetch moves nothing, and without one it
   }
 }
 
-TEST_CASE("a chunk that is removed takes the plan with it, and the next iteration is recorded") {
+TEST_CASE("a removed chunk ends the plan, and the next iteration is recorded") {
   device<min_eviction> world(24);
   prefetch_schedule schedule(world.buffer, {.links = {pcie}});
   const std::vector<tensor_size> sizes(4, {.bytes = 4 * page});
@@ -474,7 +474,7 @@ TEST_CASE("a chunk that is removed takes the plan with it, and the next iteratio
   CHECK(schedule.stats().recordings == 2);
 }
 
-TEST_CASE("a lease of bytes not named yet follows an empty plan, too") {
+TEST_CASE("a lease of bytes that no event has named yet also follows an empty plan") {
   device<min_eviction> world(24);
   prefetch_schedule schedule(world.buffer, {.links = {pcie}});
   const chunk_handle chunk = schedule.create(page).value();

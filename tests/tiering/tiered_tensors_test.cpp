@@ -100,7 +100,7 @@ TEST_CASE("a lease spans the tensor's bytes and no others") {
   world.audited();
 }
 
-TEST_CASE("of tensors in one chunk some are read and others written at once, and none of them moves") {
+TEST_CASE("tensors in one chunk are read and written at the same time, and none of them moves") {
   small_world world;
   fill(world.tensors, first, 1);
   fill(world.tensors, second, 2);
@@ -132,7 +132,7 @@ TEST_CASE("of tensors in one chunk some are read and others written at once, and
   world.audited();
 }
 
-TEST_CASE("only bytes of tensors that were written go down, though the chunk was leased once for all") {
+TEST_CASE("only bytes of written tensors move down, although the chunk was leased once for all") {
   small_world world;
   fill(world.tensors, first, 1);
   fill(world.tensors, second, 2);
@@ -158,7 +158,7 @@ TEST_CASE("only bytes of tensors that were written go down, though the chunk was
   CHECK(world.down() == 192 + 128);
 }
 
-TEST_CASE("of an update only the bytes that it named go down") {
+TEST_CASE("only the bytes that an update named move down") {
   small_world world;
   fill(world.tensors, alone, 1);
   REQUIRE(world.buffer.flush());
@@ -175,7 +175,7 @@ TEST_CASE("of an update only the bytes that it named go down") {
   CHECK(world.tensors.update(alone, 0, {3, 2}).code() == errc::past_the_bytes);
 }
 
-TEST_CASE("a write brings its chunk in for the neighbours' sake, and where there are none not") {
+TEST_CASE("a write brings its chunk in for the neighbours, and not if there are none") {
   small_world world;
   fill(world.tensors, first, 1);
   REQUIRE(world.tensors.evict(first));
@@ -206,7 +206,7 @@ TEST_CASE("a tensor that was never written has no contents, regardless of its ne
   CHECK(world.tensors.read(alone).code() == errc::no_contents);
 }
 
-TEST_CASE("a chunk is given up with the contents of its last tensor, and no sooner") {
+TEST_CASE("a chunk's contents are discarded with those of its last tensor, and no sooner") {
   small_world world;
   fill(world.tensors, first, 1);
   fill(world.tensors, third, 3);
@@ -250,7 +250,7 @@ TEST_CASE("a large tensor is leased part by part") {
   world.audited();
 }
 
-TEST_CASE("while one part is worked on, the next is on its way") {
+TEST_CASE("the next part comes up while the caller works on one") {
   small_world world;
   REQUIRE(world.tensors.for_each_part<access_mode::write>(
       large, [](auto& lease, const tensor_part& part) { fill(lease, static_cast<int>(part.begin / 224)); }));
@@ -271,7 +271,7 @@ TEST_CASE("while one part is worked on, the next is on its way") {
   CHECK(world.buffer.stats().moved.links[0].onboard.operations == 8);
 }
 
-TEST_CASE("going through the parts ends with the one that is refused") {
+TEST_CASE("a walk over the parts ends with a refused one") {
   small_world world;
   fill(world.tensors.write(large, 0).value(), 1);
   fill(world.tensors.write(large, 1).value(), 1);
@@ -287,7 +287,7 @@ TEST_CASE("going through the parts ends with the one that is refused") {
   CHECK(seen == 3);
 }
 
-TEST_CASE("tensors and parts that are not there are refused by every call") {
+TEST_CASE("every call refuses missing tensors and parts") {
   small_world world;
   constexpr tensor_id gone{5};
   CHECK(world.tensors.read(gone).error().message() ==
@@ -310,7 +310,7 @@ TEST_CASE("tensors and parts that are not there are refused by every call") {
   CHECK(world.tensors.bytes(large).value() == 800);
 }
 
-TEST_CASE("what is read may be flushed where it is alone, and evicted nowhere") {
+TEST_CASE("a tensor that is read may be flushed if it is alone in its chunk, and never evicted") {
   small_world world;
   fill(world.tensors, alone, 1);
   {
@@ -327,7 +327,7 @@ TEST_CASE("what is read may be flushed where it is alone, and evicted nowhere") 
         "weights: tensor 3 is leased 1 times; end these leases first");
 }
 
-TEST_CASE("a lease that was moved from holds nothing, and one that is moved to ends what it held") {
+TEST_CASE("a lease that was moved from holds nothing, and a move to one ends its former hold") {
   small_world world;
   fill(world.tensors, first, 1);
   fill(world.tensors, alone, 2);
@@ -352,7 +352,7 @@ TEST_CASE("a lease that was moved from holds nothing, and one that is moved to e
   world.audited();
 }
 
-TEST_CASE("a lease that is not there in time changes nothing") {
+TEST_CASE("a lease that times out changes nothing") {
   const temporary_folder folder;
   host_space above({.budget = 1 << 16});
   file_space<faulty_io<posix_io>> disk(

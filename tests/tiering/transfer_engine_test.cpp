@@ -41,7 +41,7 @@ std::uint32_t make_dirty(two& world, int value) {
 
 }  // namespace
 
-TEST_CASE("what is stored is what is fetched, and of a copy that lies beneath only dirty units move") {
+TEST_CASE("fetched bytes equal stored ones, and only the dirty units move if a copy is below") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -91,7 +91,8 @@ TEST_CASE("what is stored is what is fetched, and of a copy that lies beneath on
   }
 }
 
-TEST_CASE("a store that is let drop counts as leaving until it ends, and then its copy no longer exists") {
+TEST_CASE(
+    "a store whose copy will leave counts as leaving until it ends, and then the copy no longer exists") {
   two world({.max_chunks = 4}, 4, 4);
   auto& [chunks, stack, keys, engine, mover, desk] = world.parts;
   const std::uint32_t slot = make_dirty(world, 7);
@@ -107,7 +108,7 @@ TEST_CASE("a store that is let drop counts as leaving until it ends, and then it
   CHECK(world.parts.stats().tiers[0].write_backs == 1);
 }
 
-TEST_CASE("no more transfers begin than there are, and each that ends lets another begin") {
+TEST_CASE("at most as many transfers begin as the table has, and each end lets another begin") {
   constexpr std::uint32_t most = 3;
   two world({.max_chunks = 8, .max_transfers = most}, 8, 8);
   auto& [chunks, stack, keys, engine, mover, desk] = world.parts;

@@ -29,7 +29,7 @@ bool leaves(const tier_transfer& t, std::size_t tier) {
 
 }  // namespace
 
-TEST_CASE("a table of transfers knows what is under way, as a map does") {
+TEST_CASE("a table of transfers records the transfers in flight, as a map does") {
   constexpr std::uint32_t capacity = 9;
   constexpr std::uint32_t edges = 3;
   for (const auto seed : seeds(50)) {

@@ -37,7 +37,7 @@ const std::string hint = "\nrun train_gpt --help for the options\n";
 
 }  // namespace
 
-TEST_CASE("with --json there is one object on standard output, with every field") {
+TEST_CASE("with --json the program writes one object with every field to standard output") {
   const outcome done = run(small({"--json", "--text", readme, "--threads", "2"}));
   REQUIRE(done.status == exit_status::success);
   const auto json = nlohmann::json::parse(done.out);
@@ -63,7 +63,7 @@ TEST_CASE("with --json there is one object on standard output, with every field"
   CHECK(json["regret"] == 0);
 }
 
-TEST_CASE("a report names what a run moved by its links, and has the first tier's peak") {
+TEST_CASE("a report has a run's moved bytes by link, and the first tier's peak") {
   run_result result;
   result.losses = {1.5, 0.25};
   result.memory.tiers = {{"device", 10, 20}, {"host", 30, 40}};
@@ -81,7 +81,7 @@ TEST_CASE("a report names what a run moved by its links, and has the first tier'
   CHECK(json["regret"] == 0.125);
 }
 
-TEST_CASE("the stall of a run is that of its steps") {
+TEST_CASE("the stall of a run is the sum of its steps' stalls") {
   struct waiting_trainer {
     double stalled = 3;  // before the run
     double step(const token_batch&, std::uint64_t number) {
@@ -106,7 +106,7 @@ TEST_CASE("the stall of a run is that of its steps") {
   CHECK(result.losses.size() == 5);
 }
 
-TEST_CASE("the figures depend on the seed and not on the threads") {
+TEST_CASE("the figures depend on the seed, and not on the threads") {
   const auto result = [](std::vector<std::string> more) {
     more.insert(more.end(), {"--json", "--text", readme});
     const auto json = nlohmann::json::parse(run(small(std::move(more))).out);
@@ -116,7 +116,7 @@ TEST_CASE("the figures depend on the seed and not on the threads") {
   CHECK(result({"--seed", "1"}) != result({"--seed", "2"}));
 }
 
-TEST_CASE("a report has every step's progress and says where the bytes are") {
+TEST_CASE("a report has every step's progress and the places of the bytes") {
   const outcome done = run(small({"--text", readme}));
   CHECK(done.status == exit_status::success);
   for (const char* step : {"step 0/3", "step 1/3", "step 2/3", "step 3/3", "tokens/s", "host"})
@@ -125,7 +125,7 @@ TEST_CASE("a report has every step's progress and says where the bytes are") {
     CHECK(done.out.find(said) != done.out.npos);
 }
 
-TEST_CASE("no steps is a loss and the weights as they were drawn") {
+TEST_CASE("a run of 0 steps reports a loss and the initial weights") {
   const auto json = nlohmann::json::parse(run(small({"--steps", "0", "--json", "--text", readme})).out);
   CHECK(json["losses"].size() == 1);
   CHECK(json["tokens_per_second"] == 0);
@@ -138,7 +138,7 @@ TEST_CASE("the default model keeps at least 64 MiB in at least 6 layers") {
   CHECK(plan_bytes(usual.shape, 1).total() >= std::uint64_t{64} << 20);
 }
 
-TEST_CASE("without a text of its own it trains on what there is") {
+TEST_CASE("without a given text the program trains on the available one") {
   const char* const folder = std::getenv("LLMMEM_DATA_DIR");
   const std::string before = folder == nullptr ? "" : folder;
   ::setenv("LLMMEM_DATA_DIR", "/nonexistent", 1);
@@ -148,7 +148,7 @@ TEST_CASE("without a text of its own it trains on what there is") {
   CHECK(load_text(readme).name == readme);
 }
 
-TEST_CASE("wrong options get separate errors, with what would be right") {
+TEST_CASE("each wrong option has its own error, with valid values") {
   const auto wrong = [](const std::vector<std::string>& arguments) {
     const outcome done = run(arguments);
     CHECK(done.status == exit_status::wrong_usage);
@@ -170,7 +170,7 @@ TEST_CASE("wrong options get separate errors, with what would be right") {
   CHECK(large.ends_with("; lower --layers, --width, --context or --batch" + hint));
 }
 
-TEST_CASE("texts that are missing or too short are failures that name the file") {
+TEST_CASE("missing and too short texts are failures that name the file") {
   const outcome missing = run(small({"--text", "/nonexistent/a.txt"}));
   CHECK(missing.status == exit_status::failure);
   CHECK(missing.notes == "train_gpt: /nonexistent/a.txt: cannot open it: No such file or directory\n");

@@ -205,7 +205,8 @@ nlohmann::json uninterrupted_run(const std::vector<std::string>& run) {
 
 }  // namespace
 
-TEST_CASE("killed at any moment, a run resumes from what it acknowledged, to the same losses and weights") {
+TEST_CASE(
+    "a run killed at any moment resumes from its last acknowledged save, to the same losses and weights") {
   const auto run = run_of({});
   const nlohmann::json uninterrupted = uninterrupted_run(run);
   std::uint64_t killed = 0;
@@ -217,7 +218,8 @@ TEST_CASE("killed at any moment, a run resumes from what it acknowledged, to the
   CHECK(killed > 0);
 }
 
-TEST_CASE("the same in tiers, whose files are lost with the run") {
+TEST_CASE(
+    "a run in tiers resumes to the same losses and weights, although the tiers' files are lost with it") {
   const auto run = run_of({"--memory", "tiered", "--budget-mib", "1"});
   const nlohmann::json uninterrupted = uninterrupted_run(run_of({}));
   std::uint64_t killed = 0;
@@ -229,7 +231,8 @@ TEST_CASE("the same in tiers, whose files are lost with the run") {
 }
 
 TEST_CASE(
-    "ranks with tiers and recomputation, killed at any moment, continue in other settings to the same bits") {
+    "ranks with tiers and recomputation, killed at any moment, continue with other settings to the same "
+    "bits") {
   // Threads and processes; what each run keeps, and where, is drawn.
   const std::vector<std::vector<std::string>> settings{
       {"--parallel", "zero3", "--memory", "tiered", "--budget-mib", "1", "--recompute", "full"},
@@ -265,7 +268,7 @@ TEST_CASE(
   CHECK(killed > 0);
 }
 
-TEST_CASE("killed, and its local checkpoints lost or damaged, a run resumes from the last that was copied") {
+TEST_CASE("a killed run whose local checkpoints are lost or damaged resumes from the last copied one") {
   const auto run = run_of({});
   const nlohmann::json uninterrupted = uninterrupted_run(run);
   std::uint64_t from_copies = 0;
@@ -277,7 +280,7 @@ TEST_CASE("killed, and its local checkpoints lost or damaged, a run resumes from
   WARN(from_copies > 0);  // a slow machine may have had no time to make one
 }
 
-TEST_CASE("checkpoints that are damaged or missing in the local folder are taken from the copy") {
+TEST_CASE("damaged or missing local checkpoints are taken from the copy") {
   const nlohmann::json uninterrupted = uninterrupted_run(run_of({}));
   const temporary_folder folder;
   const auto arguments = run_of({"--checkpoint-dir", folder.file("local"), "--checkpoint-copy",
@@ -322,7 +325,7 @@ TEST_CASE("two folders of two runs are refused, and named") {
                 "DIR") != std::string::npos);
 }
 
-TEST_CASE("a run that is asked to end saves its state, and resumes from there") {
+TEST_CASE("a run asked to end saves its state, and resumes from there") {
   const auto run = run_of({"--checkpoint-every", "1000", "--resume"});
   const nlohmann::json uninterrupted = uninterrupted_run(run_of({}));
   const temporary_folder folder;
@@ -337,7 +340,7 @@ TEST_CASE("a run that is asked to end saves its state, and resumes from there") 
   CAPTURE(contents_of(folder.file("notes")));
   if (end.status != 0) {  // it was quicker than the signal
     CHECK(end.status == 1);
-    CHECK(contents_of(folder.file("notes")).find("; go on with --resume") != std::string::npos);
+    CHECK(contents_of(folder.file("notes")).find("; continue with --resume") != std::string::npos);
     CHECK(contents_of(folder.file("out")).empty());
   }
   child_process next(program, arguments, folder.file("out"), folder.file("notes"));

@@ -140,7 +140,7 @@ void check(const combination& of) {
 
 }  // namespace
 
-TEST_CASE("every pair of settings trains to one digest, and takes the bytes that were predicted") {
+TEST_CASE("every pair of settings trains to the same digest, and takes the predicted bytes") {
   // Each pair of values is in some combination: the next is the one with the most pairs that were in none.
   std::vector<std::pair<std::pair<std::size_t, std::size_t>, std::pair<std::size_t, std::size_t>>> missing;
   for (std::size_t a = 0; a < features().size(); ++a) {
@@ -184,7 +184,7 @@ TEST_CASE("every pair of settings trains to one digest, and takes the bytes that
   MESSAGE(runs << " combinations");
 }
 
-TEST_CASE("settings drawn at random train to one digest, and take the bytes that were predicted") {
+TEST_CASE("random settings train to the same digest, and take the predicted bytes") {
   for (const auto seed : seeds(6)) {
     CAPTURE(seed);
     random_numbers random(seed + 100);
@@ -198,7 +198,7 @@ TEST_CASE("settings drawn at random train to one digest, and take the bytes that
   }
 }
 
-TEST_CASE("of ranges that take whole pages, too, the bytes are those predicted") {
+TEST_CASE("the bytes are also as predicted for ranges of whole pages") {
   const arguments large{"--width", "128", "--layers", "3", "--batch", "2"};
   for (const arguments& more : std::vector<arguments>{{},
                                                       {"--recompute", "full"},
@@ -213,7 +213,7 @@ TEST_CASE("of ranges that take whole pages, too, the bytes are those predicted")
   }
 }
 
-TEST_CASE("without ranks, too, the peak is what was predicted") {
+TEST_CASE("the peak is also as predicted without ranks") {
   const nlohmann::json reference = json_of({});
   for (const arguments& memory : features()[1].values) {
     for (const arguments& again : features()[2].values) {
@@ -233,7 +233,9 @@ TEST_CASE("without ranks, too, the peak is what was predicted") {
   }
 }
 
-TEST_CASE("a checkpoint of any settings is resumed with any others, to bits that depend on the ranks alone") {
+TEST_CASE(
+    "a run resumes from a checkpoint of any settings with any others, to bits that depend only on the "
+    "ranks") {
   constexpr std::uint64_t first = 2;
   constexpr std::uint64_t all = 4;
   const std::vector<arguments> settings{

@@ -18,7 +18,7 @@ double between(llmmem_tests::random_numbers& random, double least, double most) 
 
 }  // namespace
 
-TEST_CASE("exp, tanh and log are those of the C library to about a unit in the last place") {
+TEST_CASE("exp, tanh and log equal the C library's to about a unit in the last place") {
   llmmem_tests::random_numbers random(llmmem_tests::seeds(1).front());
   double worst_float = 0, worst_double = 0, worst_tanh = 0, worst_log = 0;
   for (int i = 0; i < 100'000; ++i) {
@@ -39,7 +39,7 @@ TEST_CASE("exp, tanh and log are those of the C library to about a unit in the l
   CHECK(worst_log < 5e-16);
 }
 
-TEST_CASE("outside of their range they stay at its ends, and NaN stays NaN") {
+TEST_CASE("outside their range the functions stay at its ends, and NaN stays NaN") {
   constexpr float none = std::numeric_limits<float>::quiet_NaN();
   constexpr float infinite = std::numeric_limits<float>::infinity();
   CHECK(exact_exp(-infinite) == exact_exp(-87.0F));

@@ -105,8 +105,7 @@ std::uint64_t bytes_in_a_row(std::uint32_t ahead) {
 
 }  // namespace
 
-TEST_CASE(
-    "weights gathered ahead or when they are asked for train to the same losses and weights, bit for bit") {
+TEST_CASE("weights gathered ahead or on demand train to the same losses and weights, bit for bit") {
   CHECK(weight_reads(shape) == std::vector<std::uint32_t>{0, 1, 2, 3, 4, 4, 3, 2, 1});
   for (const std::uint32_t world : {1U, 2U, 3U, 4U}) {
     for (const update_time when : {update_time::in_backward, update_time::after_backward}) {
@@ -126,7 +125,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a rank's peak grows by the layers that are gathered ahead, and by no more") {
+TEST_CASE("a rank's peak grows exactly by the layers gathered ahead") {
   std::uint64_t largest = 0;
   std::uint64_t parameters = 0;
   for (std::size_t i = 0; i < shape.layers(); ++i) {
@@ -150,7 +149,8 @@ TEST_CASE("a rank's peak grows by the layers that are gathered ahead, and by no 
   }
 }
 
-TEST_CASE("one layer ahead, all gathers except a step's first run during computing, and two layers stay") {
+TEST_CASE(
+    "with one layer ahead, all gathers except a step's first run during computation, and two layers stay") {
   for (const std::uint32_t world : {1U, 2U, 3U, 4U}) {
     for (const std::uint32_t ahead : {1U, 2U}) {
       CAPTURE(world);

@@ -18,7 +18,7 @@ using namespace train_gpt;
 using llmmem_tests::tiny_shape;
 using llmmem_tests::tiny_training;
 
-TEST_CASE("every gradient is the difference quotient of the loss") {
+TEST_CASE("every gradient equals the difference quotient of the loss") {
   const gpt_shape shape{.blocks = 2, .width = 6, .heads = 2, .context = 5, .batch = 2};
   tiny_training<double> tiny(shape);
   for (std::size_t i = 0; i < shape.layers(); ++i) {
@@ -55,7 +55,7 @@ TEST_CASE("every gradient is the difference quotient of the loss") {
   }
 }
 
-TEST_CASE("single precision follows double precision") {
+TEST_CASE("single precision agrees with double precision") {
   tiny_training<float> single;
   tiny_training<double> twice;
   for (std::uint64_t step = 0; step < 5; ++step) {
@@ -103,7 +103,7 @@ TEST_CASE("probabilities are all positive and sum to one") {
   }
 }
 
-TEST_CASE("layouts hold as many parameters as the library counts, and spaces as many bytes as are planned") {
+TEST_CASE("layouts have the library's count of parameters, and spaces the planned bytes") {
   for (const auto seed : llmmem_tests::seeds(20)) {
     CAPTURE(seed);
     llmmem_tests::random_numbers random(seed);
@@ -134,7 +134,7 @@ TEST_CASE("layouts hold as many parameters as the library counts, and spaces as 
   }
 }
 
-TEST_CASE("shapes that cannot be are refused with what would do") {
+TEST_CASE("impossible shapes are refused with valid ones") {
   llmmem::host_space host({.budget = std::uint64_t{1} << 20});
   worker_team team(1);
   using model = gpt<float, llmmem::host_space>;

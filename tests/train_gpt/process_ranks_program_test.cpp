@@ -45,7 +45,7 @@ nlohmann::json json_of(const std::vector<std::string>& more) {
 }  // namespace
 
 TEST_SUITE("process_ranks") {
-  TEST_CASE("ranks that are processes get the bits of ranks that are threads, and send and keep the same") {
+  TEST_CASE("ranks in processes get the bits of ranks in threads, and send and keep the same bytes") {
     for (const std::string ranks : {"2", "3", "4"}) {
       const auto threads = json_of({"--ranks", ranks, "--parallel", "data"});
       for (const std::string kind : {"data", "zero1", "zero2", "zero3"}) {
@@ -64,7 +64,7 @@ TEST_SUITE("process_ranks") {
     }
   }
 
-  TEST_CASE("wrong options of processes get separate errors") {
+  TEST_CASE("each wrong option of processes has its own error") {
     const std::string hint = "\nrun train_gpt --help for the options\n";
     const ended_run unknown = run({"--ranks", "2", "--transport", "pigeon"});
     CHECK(unknown.how.status == 2);

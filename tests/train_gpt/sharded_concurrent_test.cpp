@@ -101,7 +101,7 @@ TEST_CASE("data parallelism and ZeRO 1 to 3 have the same losses and weights, bi
   }
 }
 
-TEST_CASE("a rank keeps what its stage's formula says, and beyond that a layer's buffers") {
+TEST_CASE("a rank keeps the bytes of its stage's formula, and in addition a layer's buffers") {
   std::uint64_t largest = 0;
   for (std::size_t i = 0; i < shape.layers(); ++i)
     largest = std::max(largest, 4 * elements_of_layer(i));
@@ -134,7 +134,7 @@ TEST_CASE("a rank keeps what its stage's formula says, and beyond that a layer's
   }
 }
 
-TEST_CASE("the ranks send 2P a step, 3P with sharded weights, and (N - 1) / N of it each") {
+TEST_CASE("the ranks send 2P per step, 3P with sharded weights, and each (N - 1) / N of it") {
   for (std::uint64_t ranks = 1; ranks <= 4; ++ranks) {
     for (std::size_t kind = 0; kind < 4; ++kind) {
       CAPTURE(ranks);
@@ -157,7 +157,7 @@ TEST_CASE("the ranks send 2P a step, 3P with sharded weights, and (N - 1) / N of
   }
 }
 
-TEST_CASE("wrong options of ranks get separate errors, with what would be right") {
+TEST_CASE("each wrong option of ranks has its own error, with valid values") {
   const auto wrong = [](const std::vector<std::string>& arguments) {
     const outcome done = run(arguments);
     CHECK(done.status == exit_status::wrong_usage);
@@ -181,7 +181,7 @@ TEST_CASE("wrong options of ranks get separate errors, with what would be right"
         "train_gpt: --recompute budget: \"0\": must be a whole number from 1 to 1125899906842624" + hint);
 }
 
-TEST_CASE("the report says what each rank kept and sent") {
+TEST_CASE("the report has the bytes that each rank kept and sent") {
   std::vector<std::string> all{"--layers", "1", "--width",    "8",    "--heads",   "2", "--context", "4",
                                "--batch",  "4", "--steps",    "1",    "--threads", "1", "--text",    readme,
                                "--ranks",  "2", "--parallel", "zero3"};
@@ -264,8 +264,7 @@ void train_three(zero_stage stage, std::uint32_t ahead, std::uint64_t budget, st
 }  // namespace
 
 TEST_CASE(
-    "a layer's gradients are the mean of the ranks', on their owners, and unfinished ones belong to no "
-    "rank") {
+    "a layer's gradients are the mean of the ranks', on their owners; unfinished ones belong to no rank") {
   for (const zero_stage stage :
        {zero_stage::none, zero_stage::optimizer, zero_stage::gradients, zero_stage::weights}) {
     CAPTURE(static_cast<int>(stage));
@@ -312,7 +311,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a run on ranks fails with the original error, and not with its consequences on other ranks") {
+TEST_CASE("a run on ranks fails with the original error, not with its consequences on other ranks") {
   command_line asked;
   asked.shape = shape;
   asked.steps = 1;
@@ -327,7 +326,7 @@ TEST_CASE("a run on ranks fails with the original error, and not with its conseq
   CHECK(train_in_ranks(asked, std::uint64_t{1} << 30, text, notes.get()).losses.size() == 2);
 }
 
-TEST_CASE("any failure on one rank ends all with an error, and none waits") {
+TEST_CASE("any failure on one rank ends all ranks with an error, and none waits") {
   constexpr std::pair<zero_stage, std::uint32_t> runs[] = {
       {zero_stage::none, 0},    {zero_stage::optimizer, 0}, {zero_stage::gradients, 0},
       {zero_stage::weights, 0}, {zero_stage::weights, 1},   {zero_stage::weights, 3}};

@@ -24,7 +24,7 @@
 
 using namespace train_gpt;
 
-TEST_CASE("a rank leases what the trace of its plan says, chunk by chunk") {
+TEST_CASE("a rank leases the chunks of its plan's trace, in order") {
   using llmmem::zero_stage;
   using buffer_type = llmmem::tiered_buffer<llmmem::host_space, llmmem::host_space>;
   using schedule_type = llmmem::prefetch_schedule<buffer_type, llmmem::schedule::on_demand>;

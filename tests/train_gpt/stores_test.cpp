@@ -69,7 +69,7 @@ struct checked_training : tiny_gpt<float> {
 
 }  // namespace
 
-TEST_CASE("the trainer touches memory under leases only, and moving it about changes no bit") {
+TEST_CASE("the trainer accesses memory only under leases, and moving the memory changes no bit") {
   checked_training checked;
   checked.trainer.initialise(1);
   CHECK(train(checked.trainer, checked.text) == in_host_memory());
@@ -78,14 +78,14 @@ TEST_CASE("the trainer touches memory under leases only, and moving it about cha
   CHECK(checked.state.steps() == steps);
 }
 
-TEST_CASE("activations computed again from a layer's input have the same bits") {
+TEST_CASE("activations recomputed from a layer's input have the same bits") {
   checked_training checked(kept_part::input);
   checked.trainer.initialise(1);
   CHECK(train(checked.trainer, checked.text) == in_host_memory());
   CHECK(checked.clean());
 }
 
-TEST_CASE("layers updated in the backward pass get the same bits, computed again or not") {
+TEST_CASE("layers updated in the backward pass get the same bits, recomputed or not") {
   for (const kept_part part : {kept_part::whole, kept_part::input}) {
     checked_training checked(part, update_time::in_backward);
     checked.trainer.initialise(1);
@@ -129,7 +129,7 @@ TEST_CASE("at most one layer's state, or its activations, weights and gradients,
   CHECK(most_leased_elements(tiny_shape) == most);
 }
 
-TEST_CASE("whichever lease a store refuses, all others are returned, and it can continue") {
+TEST_CASE("if a store refuses any lease, all others are returned, and the trainer can continue") {
   std::size_t calls = 0;
   {
     checked_training checked;
@@ -153,7 +153,7 @@ TEST_CASE("whichever lease a store refuses, all others are returned, and it can 
   }
 }
 
-TEST_CASE("checking stores notice what breaks the contract") {
+TEST_CASE("checking stores detect breaches of the contract") {
   const layer_id layer = tiny_shape.layer(1);
   const auto found = [&](auto&& misuse) {
     checked_training checked;
@@ -257,7 +257,7 @@ static_assert(state_store<half_state>);
 
 }  // namespace
 
-TEST_CASE("two ranks that own half of every layer train as one") {
+TEST_CASE("two ranks that each own half of every layer train as one") {
   tiny_gpt<float> tiny;
   std::vector<std::vector<float>> weights(tiny_shape.layers());
   std::array<half_state, 2> ranks{half_state(tiny_shape, 0, weights), half_state(tiny_shape, 1, weights)};

@@ -52,7 +52,9 @@ nlohmann::json result_of(const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-TEST_CASE("losses and weights are those of plain memory, bit for bit, and the first tier keeps its budget") {
+TEST_CASE(
+    "losses and weights equal those in plain memory, bit for bit, and the first tier stays within its "
+    "budget") {
   const auto plain = result_of(medium({}));
   CHECK(plain["peak_resident_bytes"] > 5 * 1024 * 1024);
   const std::vector<std::vector<std::string>> ways{
@@ -80,7 +82,7 @@ TEST_CASE("losses and weights are those of plain memory, bit for bit, and the fi
   }
 }
 
-TEST_CASE("a first tier smaller than what is leased at once is refused with both numbers") {
+TEST_CASE("a first tier smaller than the simultaneous leases is refused with both numbers") {
   const outcome done = run({"--memory", "tiered", "--budget-mib", "8", "--steps", "1", "--text", readme});
   CHECK(done.status == exit_status::failure);
   const std::size_t needed = most_leased_elements(gpt_shape{}) * sizeof(float);
@@ -89,7 +91,7 @@ TEST_CASE("a first tier smaller than what is leased at once is refused with both
             std::to_string(needed) + "; give it at least as many\n");
 }
 
-TEST_CASE("options of tiers are asked for and refused by name") {
+TEST_CASE("invalid options of tiers are refused by name") {
   const auto notes = [](const std::vector<std::string>& arguments) {
     const outcome done = run(arguments);
     CHECK(done.status == exit_status::wrong_usage);
@@ -108,7 +110,7 @@ TEST_CASE("options of tiers are asked for and refused by name") {
   CHECK(nowhere.notes.find("/nowhere") != std::string::npos);
 }
 
-TEST_CASE("what a step does is foreseen, call by call, whenever it updates") {
+TEST_CASE("the plan foresees each call of a step, for any moment of the update") {
   for (const update_time when : {update_time::in_backward, update_time::after_backward}) {
     llmmem_tests::tiny_gpt<float> tiny;
     const std::uint64_t all = detail::rounded_bytes(tiny.shape);
@@ -132,7 +134,7 @@ TEST_CASE("what a step does is foreseen, call by call, whenever it updates") {
   }
 }
 
-TEST_CASE("a file that fails while training ends the run with its error, not with wrong weights") {
+TEST_CASE("a failing file ends the run with its error, not with wrong weights") {
   using engine = llmmem::testing::faulty_io<llmmem::posix_io>;
   using file = llmmem::file_space<engine>;
   using buffer_type = llmmem::tiered_buffer<llmmem::host_space, file>;
@@ -177,7 +179,7 @@ TEST_CASE("a file that fails while training ends the run with its error, not wit
 
 // A sanitizer's own memory is beyond any such limit.
 #if !defined(LLMMEM_TEST_SANITIZED)
-TEST_CASE("it trains in an address space too small for plain memory, to the same weights") {
+TEST_CASE("the trainer works in an address space too small for plain memory, with the same weights") {
   const std::vector<std::string> large{"--context", "8", "--batch", "1",      "--steps", "1",
                                        "--threads", "1", "--json",  "--text", readme};
   const auto limited = [&](std::vector<std::string> more) {
@@ -218,7 +220,7 @@ TEST_CASE("it trains in an address space too small for plain memory, to the same
   CHECK(tiered["losses"] == plain["losses"]);
 }
 
-TEST_CASE("tools show the first tier's budget and the workspace of a run, not every address of a piece") {
+TEST_CASE("tools show the first tier's budget and the run's workspace, not every address of a piece") {
   const temporary_folder folder;
   const std::string path = folder.file("grown");
   const pid_t child = ::fork();

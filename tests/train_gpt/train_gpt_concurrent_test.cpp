@@ -35,7 +35,7 @@ TEST_CASE("losses and weights have the same bits with 1, 2, 3 and 7 threads") {
   }
 }
 
-TEST_CASE("slices cover every number once, cut at multiples of the grain") {
+TEST_CASE("slices cover every number once, with cuts at multiples of the grain") {
   for (const std::size_t threads : {1U, 2U, 5U}) {
     worker_team team(threads);
     CHECK(team.size() == threads);

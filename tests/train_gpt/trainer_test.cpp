@@ -39,7 +39,7 @@ TEST_CASE("a model learns within twelve steps, for any seed") {
   }
 }
 
-TEST_CASE("evaluating changes nothing") {
+TEST_CASE("an evaluation changes nothing") {
   tiny_training<float> tiny;
   const token_batch batch = tiny.text.batch(tiny_shape, 1, 0);
   const std::uint64_t before = tiny.trainer.digest();
@@ -48,7 +48,7 @@ TEST_CASE("evaluating changes nothing") {
   CHECK(tiny.trainer.digest() == before);
 }
 
-TEST_CASE("Adam moves every weight with a gradient by the rate in its first step") {
+TEST_CASE("Adam's first step moves every weight with a gradient by the rate") {
   tiny_training<double> tiny;
   const token_batch batch = tiny.text.batch(tiny_shape, 1, 0);
   tiny.trainer.forward_backward(batch);
@@ -78,7 +78,7 @@ TEST_CASE("a digest changes with any bit of any weight") {
   CHECK(tiny.trainer.digest() == before);
 }
 
-TEST_CASE("a batch follows from the seed and the step alone, and targets are the tokens that come next") {
+TEST_CASE("a batch depends only on the seed and the step, and its targets are the next tokens") {
   const std::string text = tiny_text(500);
   const corpus from("tiny", text, tiny_shape);
   for (std::uint64_t step = 0; step < 50; ++step) {
@@ -100,7 +100,7 @@ TEST_CASE("a batch follows from the seed and the step alone, and targets are the
   }
 }
 
-TEST_CASE("a text that just suffices is taken, a shorter one refused") {
+TEST_CASE("a text that is just long enough is accepted, a shorter one refused") {
   const gpt_shape shape{.context = 128};
   const corpus just("a.txt", tiny_text(129), shape);
   CHECK(just.batch(shape, 1, 0).targets.size() == shape.tokens());

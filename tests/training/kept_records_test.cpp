@@ -89,7 +89,7 @@ kept_records_stats live(Store& store, const std::vector<record_form>& forms) {
 
 TEST_SUITE("kept_records") {
   TEST_CASE(
-      "records come back whole from what was kept, in memory and in tiers, within the peak of the plan") {
+      "records are restored completely from the kept data, in memory and in tiers, within the plan's peak") {
     for (const auto seed : seeds(40)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -122,7 +122,7 @@ TEST_SUITE("kept_records") {
     }
   }
 
-  TEST_CASE("a shortage is a value, and leaves no record half alive") {
+  TEST_CASE("a shortage is a value, and leaves no incomplete record") {
     const std::vector<record_form> forms{{.bytes = 300, .kept = {{0, 100}}}, {.bytes = 300, .kept = {}}};
     host_space space({.budget = 399, .name = "memory"});
     memory store(space);
@@ -153,7 +153,7 @@ TEST_SUITE("kept_records") {
     CHECK(records.fetch(0, [](std::uint32_t, std::span<std::byte>) {}).code() == errc::no_contents);
   }
 
-  TEST_CASE("forms that are not the record's are refused") {
+  TEST_CASE("forms other than the record's are refused") {
     host_space space({.budget = 1000, .name = "memory"});
     memory store(space);
     const auto refused = [&](record_form form) {

@@ -143,7 +143,7 @@ TEST_SUITE("optimizer_pieces") {
     }
   }
 
-  TEST_CASE("a piece that cannot be stepped is named, and those before it are changed") {
+  TEST_CASE("a piece whose step fails is named, and those before it are changed") {
     host_space host({.budget = 1 << 20});
     memory store(host);
     std::mt19937_64 random(1);
@@ -220,7 +220,7 @@ TEST_SUITE("optimizer_pieces") {
     }
   }
 
-  TEST_CASE("a loss scale grows, backs off and skips by the tables of PyTorch and Megatron") {
+  TEST_CASE("a loss scale grows, shrinks and skips as in the tables of PyTorch and Megatron") {
     loss_scale torch({.start = 8, .growth_interval = 3});
     const auto after = [](loss_scale& of, std::initializer_list<bool> steps) {
       for (const bool each : steps)

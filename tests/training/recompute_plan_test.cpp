@@ -70,7 +70,7 @@ void each_choice(const std::vector<record_choices>& records, Visit visit) {
 }  // namespace
 
 TEST_SUITE("recompute_plan") {
-  TEST_CASE("the plan costs what the best of all choices within the budget costs, for every budget") {
+  TEST_CASE("the plan's cost is the minimum of all choices within the budget, for every budget") {
     for (const auto seed : seeds(60)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -102,7 +102,7 @@ TEST_SUITE("recompute_plan") {
     }
   }
 
-  TEST_CASE("of a hundred equal layers as many are kept as the budget allows") {
+  TEST_CASE("as many of a hundred equal layers are kept as the budget allows") {
     std::vector<record_choices> records(100, {.bytes = 34, .ways = {{34, 0}, {2, 100}, {24, 7}}});
     const recompute_plan plan = plan_recompute(records, 34 * 60);
     CHECK(plan.peak_bytes <= 34 * 60);
@@ -111,7 +111,7 @@ TEST_SUITE("recompute_plan") {
     CHECK(plan_recompute({}, 0).ways.empty());
   }
 
-  TEST_CASE("what cannot be kept is refused with what could") {
+  TEST_CASE("an impossible budget is refused with a possible one") {
     const std::vector<record_choices> records{{.bytes = 10, .ways = {{10, 0}, {4, 1}}},
                                               {.bytes = 10, .ways = {{10, 0}, {2, 1}}}};
     CHECK_THROWS_WITH_AS(

@@ -36,7 +36,7 @@ training_shape four_layers() {
 }  // namespace
 
 TEST_SUITE("training_plan") {
-  TEST_CASE("what is kept is ZeRO's Table 1, and a step sends 2P or 3P of it") {
+  TEST_CASE("the kept bytes are those of ZeRO's Table 1, and a step sends 2P or 3P of it") {
     const training_shape shape = four_layers();
     constexpr std::uint64_t p = 300;
     for (const std::uint32_t ranks : {1U, 2U, 3U, 4U}) {
@@ -63,7 +63,8 @@ TEST_SUITE("training_plan") {
   }
 
   TEST_CASE(
-      "the optimizer's form decides the bytes of its state, in plain memory, in tiers and in checkpoints") {
+      "the optimizer's form determines the bytes of its state, in plain memory, in tiers and in "
+      "checkpoints") {
     training_shape shape = four_layers();
     for (training_layer& each : shape.layers)
       each.parameters *= 256;
@@ -97,7 +98,8 @@ TEST_SUITE("training_plan") {
   }
 
   TEST_CASE(
-      "tiers are bounds, except the last, and a first one that is too small is refused with both numbers") {
+      "all tiers except the last are bounds, and a first one that is too small is refused with both "
+      "numbers") {
     const training_shape shape = four_layers();
     training_plan plan{
         .ranks = 2, .zero = zero_stage::weights, .tiers = {1 << 16, 1 << 18}, .granularity = 512};
@@ -124,7 +126,8 @@ TEST_SUITE("training_plan") {
   }
 
   TEST_CASE(
-      "a slow link stalls the step, a fast one does not, and the network counts in addition to the tiers") {
+      "a slow link stalls the step and a fast one does not, and the network counts in addition to the "
+      "tiers") {
     const training_shape shape = four_layers();
     training_plan plan{.ranks = 2, .zero = zero_stage::weights, .tiers = {1 << 13}, .granularity = 512};
     const auto without = predict(plan, shape, rank_id{0});
@@ -141,7 +144,7 @@ TEST_SUITE("training_plan") {
     CHECK(networked.stall_ns == networked.sent_per_step * 1000 - without.step_ns);
   }
 
-  TEST_CASE("what cannot be is refused, and says why") {
+  TEST_CASE("an impossible plan is refused with the reason") {
     const training_shape shape = four_layers();
     const auto refused = [&](const training_plan& plan, const training_shape& of, const char* why) {
       CHECK_THROWS_WITH_AS(check_plan(plan, of), why, argument_error);
@@ -165,7 +168,7 @@ TEST_SUITE("training_plan") {
                          argument_error);
   }
 
-  TEST_CASE("a host space takes whole pages from a mebibyte on") {
+  TEST_CASE("a host space takes whole pages for 1 MiB and more") {
     constexpr memory_rounding usual;
     CHECK(usual.taken((1 << 20) - 1) == (1 << 20) - 1);
     CHECK(usual.taken((1 << 20) + 1) == (1 << 20) + 4096);

@@ -85,7 +85,7 @@ std::uint64_t count_of(const piece_ways& pieces, const way_back_plan& plan, way_
 }  // namespace
 
 TEST_SUITE("way_back") {
-  TEST_CASE("the plan is as fast as the best of all choices, and what it says of itself is so") {
+  TEST_CASE("the plan is as fast as the best of all choices, and its figures are right") {
     for (const auto seed : seeds(150)) {
       CAPTURE(seed);
       random_numbers random(seed);
@@ -104,7 +104,7 @@ TEST_SUITE("way_back") {
     }
   }
 
-  TEST_CASE("ten layers of four ways: the best of a million choices") {
+  TEST_CASE("for ten layers with four ways each, the plan is the best of a million choices") {
     random_numbers random(7);
     piece_ways pieces(10);
     for (auto& each : pieces)
@@ -112,7 +112,8 @@ TEST_SUITE("way_back") {
     CHECK(plan_way_back(pieces, {.link = slow_link, .kept_budget = 12}).time_ns == best_of_all(pieces, 12));
   }
 
-  TEST_CASE("Llama 2 7B comes back 1.94 times as fast with hidden states; Llama 3 8B takes them nowhere") {
+  TEST_CASE(
+      "Llama 2 7B is restored 1.94 times as fast with hidden states; Llama 3 8B uses them in no layer") {
     constexpr std::uint64_t tokens = 4096;
     constexpr std::uint64_t flops = 200'000'000'000'000;
     const way_back_machine machine{.link = {.bytes_per_second = 25'000'000'000}};
@@ -135,7 +136,7 @@ TEST_SUITE("way_back") {
     CHECK(other.time_ns <= time_way_back(of_3, all_fetched, machine).time_ns);
   }
 
-  TEST_CASE("an expensive beginning that can continue is not given up for a cheap one that cannot") {
+  TEST_CASE("an expensive partial choice that can be continued is kept over a cheap one that cannot") {
     const piece_ways pieces{
         {{.kind = way_kind::keep}, {.kind = way_kind::recompute, .compute_ns = 5}},
         {{.kind = way_kind::recompute, .compute_ns = 1}, {.kind = way_kind::fetch, .link_bytes = 100}}};
@@ -144,7 +145,7 @@ TEST_SUITE("way_back") {
     CHECK(plan.ways == std::vector<std::uint32_t>{1, 0});
   }
 
-  TEST_CASE("what cannot come back is refused") {
+  TEST_CASE("an impossible way back is refused") {
     const piece_ways none{{{.kind = way_kind::fetch, .link_bytes = 1}},
                           {{.kind = way_kind::keep, .kept_bytes = 2}}};
     CHECK_THROWS_WITH_AS(static_cast<void>(plan_way_back(none, {.link = slow_link, .kept_budget = 1})),

@@ -111,7 +111,7 @@ struct two_files {
 
 }  // namespace
 
-TEST_CASE("polling does not wait for a place in a device's queue that has fewer than the ring has slots") {
+TEST_CASE("a poll does not wait for a place in a device's queue with fewer places than the ring has slots") {
   using device_space = basic_streamed_space<device_pool_source<fake_runtime>, fake_runtime>;
   for (const auto seed : seeds(20)) {
     CAPTURE(seed);
@@ -142,7 +142,7 @@ TEST_CASE("polling does not wait for a place in a device's queue that has fewer 
   }
 }
 
-TEST_CASE("what goes through a ring arrives as it was, both ways, with its checksum") {
+TEST_CASE("bytes arrive unchanged through a ring, in both directions, with their checksum") {
   for (const auto seed : seeds(60)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -176,7 +176,7 @@ TEST_CASE("what goes through a ring arrives as it was, both ways, with its check
   }
 }
 
-TEST_CASE("random copies of all urgencies, begun and waited for in any order, move what they should") {
+TEST_CASE("random copies of all urgencies, begun and awaited in any order, move the right bytes") {
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -225,7 +225,7 @@ TEST_CASE("random copies of all urgencies, begun and waited for in any order, mo
   }
 }
 
-TEST_CASE("with two slots or more both links work at once, with one they take turns") {
+TEST_CASE("with two slots or more both links work at once, with one they alternate") {
   const auto taken = [](std::uint64_t slots) {
     two_devices world({.budget_bytes = slots * page, .slot_bytes = page}, {1'000'000'000, 0},
                       {1'000'000'000, 0});
@@ -240,7 +240,7 @@ TEST_CASE("with two slots or more both links work at once, with one they take tu
   CHECK(taken(8) == 101 * page);
 }
 
-TEST_CASE("polls alone bring a copy through") {
+TEST_CASE("polls alone complete a copy") {
   two_devices world({.budget_bytes = 2 * page, .slot_bytes = page});
   const auto above = world.upper.try_allocate(10 * page, page).value();
   const auto beneath = world.lower.try_allocate(10 * page, page).value();
@@ -256,7 +256,7 @@ TEST_CASE("polls alone bring a copy through") {
   CHECK(get(world.lower, beneath) == contents);
 }
 
-TEST_CASE("copies that a caller waits for go before the others") {
+TEST_CASE("awaited copies go before the others") {
   two_devices world({.budget_bytes = 2 * page, .slot_bytes = page});
   const auto above = world.upper.try_allocate(64 * page, page).value();
   const auto beneath = world.lower.try_allocate(64 * page, page).value();
@@ -275,7 +275,7 @@ TEST_CASE("copies that a caller waits for go before the others") {
   world.queue.promote(first, llmmem::transfer::urgency::demand);  // over: no change
 }
 
-TEST_CASE("a copy runs after those that it names, and fails with them") {
+TEST_CASE("a copy runs after its predecessors, and fails with them") {
   two_devices world({.budget_bytes = 2 * page, .slot_bytes = page});
   random_numbers random(1);
   const auto above = world.upper.try_allocate(8 * page, page).value();
@@ -359,7 +359,7 @@ TEST_CASE("a destination that may still be written to is reported before the fir
   CHECK(world.queue->stats().lost_bytes == page);
 }
 
-TEST_CASE("when the last slot is lost, what waits for one fails too") {
+TEST_CASE("when the last slot is lost, the copies that wait for one also fail") {
   const file_queue_options impatient{.driver = llmmem::transfer::driven_by::waiters, .give_up_ns = 1'000'000};
   two_files world({{.what = io_fault::lost, .first = 1, .way = side::reads}}, {}, impatient, 1);
   const transfer_fence first = world.queue->copy_down_async(world.to, world.from).value();
@@ -395,7 +395,7 @@ TEST_CASE("lengths that differ, full tables and too many unread failures are ref
   CHECK(world.queue.copy_down_async(beneath, above));
 }
 
-TEST_CASE("a queue that is full with what others asked for is asked again") {
+TEST_CASE("a queue that is full of others' requests is tried again") {
   const temporary_folder folder;
   file_space<> upper(folder.file("upper"), {.budget = 1 << 20});
   file_space<> lower(
@@ -414,7 +414,7 @@ TEST_CASE("a queue that is full with what others asked for is asked again") {
   CHECK(seen == contents);
 }
 
-TEST_CASE("a queue that goes away ends what is under way, and gives the ring back") {
+TEST_CASE("a destroyed queue ends its copies in flight, and returns the ring") {
   virtual_clock clock;
   simulated_space upper(clock, {.budget = 1 << 20});
   simulated_space lower(clock, {.budget = 1 << 20});
@@ -432,8 +432,7 @@ TEST_CASE("a queue that goes away ends what is under way, and gives the ring bac
   CHECK(lower.stats().in_flight == 0);
 }
 
-TEST_CASE(
-    "a ring smaller than a slot, or of slots with an invalid alignment, is refused with what would fit") {
+TEST_CASE("a ring smaller than a slot, or with an invalid alignment, is refused with a valid size") {
   const auto refused = [](bounce_options options) -> std::string {
     try {
       two_devices world(std::move(options));

@@ -39,7 +39,7 @@ copy_plan modelled_plan() {
 }  // namespace
 
 TEST_SUITE("copy_plan") {
-  TEST_CASE("what was measured is chosen by: the quickest of the ways that are open") {
+  TEST_CASE("the plan chooses the fastest of the open paths by its measurements") {
     const copy_plan plan = modelled_plan();
     const auto choice = [&](std::uint64_t bytes, std::uint64_t count, const copy_ways_open& open) {
       return plan.choose({copy_direction::up, bytes, count}, open);
@@ -54,8 +54,7 @@ TEST_SUITE("copy_plan") {
   }
 
   TEST_CASE(
-      "where a device does not see the host's addresses, what would follow them is neither measured nor "
-      "taken") {
+      "if a device cannot access the host's addresses, paths that need them are neither measured nor taken") {
     const copy_plan plan =
         copy_plan::measured({}, [](copy_way way, const copy_shape& shape) -> std::optional<double> {
           if (follows_host_addresses(way, shape.direction)) return std::nullopt;
@@ -72,7 +71,7 @@ TEST_SUITE("copy_plan") {
     CHECK(plan.choose({copy_direction::within, 4096, 40}, {.kernel = true}) == copy_way::kernel);
   }
 
-  TEST_CASE("between what was measured times are interpolated, above it they grow, below it they stay") {
+  TEST_CASE("times are interpolated between measurements, grow above them, and stay constant below") {
     const auto shares = [](copy_way, const copy_shape& shape) -> std::optional<double> {
       const auto bytes = static_cast<double>(shape.bytes);
       const auto count = static_cast<double>(shape.count);
@@ -119,7 +118,7 @@ TEST_SUITE("copy_plan") {
     CHECK_FALSE(plan.nanoseconds(copy_way::strided, {copy_direction::up, 4096, 1}).has_value());
   }
 
-  TEST_CASE("without measurements it chooses by what others have seen") {
+  TEST_CASE("without measurements the plan chooses by the built-in figures") {
     const copy_plan plan;
     CHECK_FALSE(plan.is_measured());
     const auto choice = [&](std::uint64_t bytes, std::uint64_t count, const copy_ways_open& open) {
@@ -133,7 +132,7 @@ TEST_SUITE("copy_plan") {
     CHECK(choice(32768, 100, {.kernel = true}) == copy_way::loop);
   }
 
-  TEST_CASE("a plan as text is the same plan") {
+  TEST_CASE("a plan survives a round trip through its text") {
     const copy_plan plan = modelled_plan();
     const std::string text = plan.text();
     const copy_plan again = copy_plan::parsed(text);
@@ -148,7 +147,7 @@ TEST_SUITE("copy_plan") {
     CHECK_FALSE(copy_plan::parsed(copy_plan{}.text()).is_measured());
   }
 
-  TEST_CASE("text that is no plan is refused with its line") {
+  TEST_CASE("a text that is not a plan is refused with its line") {
     const std::string title = "llmmem copy plan 1\n";
     CHECK_THROWS_WITH_AS(copy_plan::parsed(""), "copy_plan: no text; measure the plan again", format_error);
     CHECK_THROWS_WITH_AS(
@@ -182,7 +181,7 @@ TEST_SUITE("copy_plan") {
     CHECK_THROWS_AS(copy_plan::parsed(repeated), format_error);
   }
 
-  TEST_CASE("a grid that does not rise is refused") {
+  TEST_CASE("a grid without ascending sizes is refused") {
     for (const auto& bytes : {std::vector<std::uint64_t>{}, {0, 1}, {2, 2}, {3, 1}}) {
       copy_grid grid;
       grid.bytes = bytes;

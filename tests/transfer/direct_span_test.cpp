@@ -19,28 +19,28 @@ constexpr std::uint64_t most = 16384;
 
 }  // namespace
 
-TEST_CASE("an aligned transfer goes past the page cache, at most `most` bytes at once") {
+TEST_CASE("an aligned transfer bypasses the page cache, at most `most` bytes at once") {
   CHECK(llmmem::transfer::first_span(8192, 4096, 512, limits, most) == io_span{4096, true});
   CHECK(llmmem::transfer::first_span(8192, 20480, 512, limits, most) == io_span{16384, true});
 }
 
-TEST_CASE("an unaligned head is sent apart, and a tail shorter than a block through the page cache") {
+TEST_CASE("an unaligned head is sent separately, and a tail shorter than a block through the page cache") {
   CHECK(llmmem::transfer::first_span(8000, 20480, 512 - 192, limits, most) == io_span{192, false});
   CHECK(llmmem::transfer::first_span(8192, 4095, 512, limits, most) == io_span{4095, false});
   CHECK(llmmem::transfer::first_span(8192, 4097, 512, limits, most) == io_span{4096, true});
 }
 
-TEST_CASE("what holds no whole block goes in one piece") {
+TEST_CASE("a transfer without a whole block goes in one piece") {
   CHECK(llmmem::transfer::first_span(8000, 4095, 512 - 192, limits, most) == io_span{4095, false});
   CHECK(llmmem::transfer::first_span(8000, 100, 512, limits, most) == io_span{100, false});
 }
 
-TEST_CASE("memory that is not aligned as the file is goes through the page cache throughout") {
+TEST_CASE("memory with another alignment than the file goes through the page cache") {
   CHECK(llmmem::transfer::first_span(8192, 65536, 513, limits, most) == io_span{16384, false});
   CHECK(llmmem::transfer::first_span(8000, 65536, 512, limits, most) == io_span{16384, false});
 }
 
-TEST_CASE("the spans of any transfer cover it once, and every direct one keeps to the limits") {
+TEST_CASE("the spans of any transfer cover it once, and every direct one respects the limits") {
   for (const auto seed : seeds(2000)) {
     CAPTURE(seed);
     random_numbers random(seed);

@@ -83,7 +83,7 @@ extern "C" int fsync(int file) {
   return of_folders.made(SYS_fsync, file);
 }
 
-TEST_CASE("a file whose sync failed once is never called durable again") {
+TEST_CASE("a file with a failed sync is never reported as durable again") {
   const temporary_folder folder;
   io_file file(folder.file("a"));
   CHECK(file.sync());
@@ -100,7 +100,7 @@ TEST_CASE("a file whose sync failed once is never called durable again") {
   CHECK(io_file(folder.file("a")).sync());
 }
 
-TEST_CASE("a sync that a signal interrupts is made again") {
+TEST_CASE("a sync that a signal interrupts is repeated") {
   const temporary_folder folder;
   io_file file(folder.file("a"));
   const failing thrice(of_data, 3, EINTR);
@@ -109,7 +109,8 @@ TEST_CASE("a sync that a signal interrupts is made again") {
 }
 
 TEST_CASE(
-    "a persistent space whose bytes could not be synced says so ever after, and syncs no index of them") {
+    "a persistent space with a failed sync reports it in every later call, and syncs no index of those "
+    "bytes") {
   const temporary_folder folder;
   persistent_file_space<> space(folder.file("tier"), {.space = {.budget = 65536}});
   REQUIRE(space.index().keep({.key = key_from_id(1), .bytes = 1}));
@@ -123,7 +124,7 @@ TEST_CASE(
   CHECK(space.sync().error() == failure{.code = errc::sync_failed, .index = EIO});
 }
 
-TEST_CASE("an index whose sync failed is written again, and durable then") {
+TEST_CASE("an index whose sync failed is written again, and then durable") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   chunk_index index(path, few());
@@ -152,7 +153,7 @@ TEST_CASE("an index whose sync failed is written again, and durable then") {
   CHECK(again.size() == 2);
 }
 
-TEST_CASE("an index whose name could not be synced is not durable before it has a name that was") {
+TEST_CASE("an index whose name could not be synced is durable only under a synced name") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   chunk_index index(path, few());
@@ -181,7 +182,7 @@ TEST_CASE("an index whose name could not be synced is not durable before it has 
   CHECK(again.size() == 2);
 }
 
-TEST_CASE("a journal that was written again without its folder being synced is not called durable") {
+TEST_CASE("a journal rewritten without a sync of its folder is not reported as durable") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   chunk_index index(path, few());
@@ -196,7 +197,7 @@ TEST_CASE("a journal that was written again without its folder being synced is n
   CHECK(index.sync());
 }
 
-TEST_CASE("the first sync of an index syncs its name too: its previous owner may not have done so") {
+TEST_CASE("the first sync of an index also syncs its name, because its previous owner may not have") {
   const temporary_folder folder;
   const std::string path = folder.file("index");
   {
@@ -215,7 +216,7 @@ TEST_CASE("the first sync of an index syncs its name too: its previous owner may
   CHECK(of_folders.calls == 1);
 }
 
-TEST_CASE("an index that cannot be made durable when it is made is refused") {
+TEST_CASE("an index that cannot be made durable on creation is refused") {
   const temporary_folder folder;
   {
     const failing never(of_folders, always);
@@ -225,7 +226,7 @@ TEST_CASE("an index that cannot be made durable when it is made is refused") {
   CHECK_THROWS_AS(chunk_index(folder.file("two"), few()), io_error);
 }
 
-TEST_CASE("an index that is rewritten many times holds one file open") {
+TEST_CASE("an index that is rewritten many times keeps one open file") {
   const temporary_folder folder;
   chunk_index index(folder.file("index"), few());
   const std::ptrdiff_t before = open_files();

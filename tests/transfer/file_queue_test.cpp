@@ -170,13 +170,13 @@ TEST_CASE("transfers of any size, offset and alignment move exactly their bytes"
   is_right_without_faults<posix_io>(llmmem::transfer::driven_by::waiters);
 }
 
-TEST_CASE("short transfers, late answers and requests to try again change nothing") {
+TEST_CASE("short transfers, late answers and retried requests change nothing") {
   sees_through_faults<posix_io>(llmmem::transfer::driven_by::own_thread);
   sees_through_faults<posix_io>(llmmem::transfer::driven_by::waiters);
 }
 
 #if defined(LLMMEM_TESTS_URING)
-TEST_CASE("io_uring moves the same bytes, with and without faults, by its thread or its waiters") {
+TEST_CASE("io_uring moves the same bytes, with and without faults, driven by its thread or its waiters") {
   const uring_options options{.depth = 8, .issuer = uring_issuer::any_thread};
   is_right_without_faults<uring_io>(transfer::driven_by::own_thread,
                                     uring_options{.issuer = uring_issuer::one_thread});
@@ -186,7 +186,7 @@ TEST_CASE("io_uring moves the same bytes, with and without faults, by its thread
   sees_through_faults<uring_io>(transfer::driven_by::waiters, options);
 }
 
-TEST_CASE("io_uring moves bytes of registered memory, and of memory next to it") {
+TEST_CASE("io_uring moves bytes of registered memory, and of adjacent memory") {
   small_file small;
   aligned_bytes into(8192);
   uring_io engine({.depth = 4});
@@ -217,7 +217,7 @@ TEST_CASE("a ring refuses a depth it cannot have") {
 }
 #endif
 
-TEST_CASE("an error says which operation failed, where, and why, and continues saying so") {
+TEST_CASE("an error names the operation, the place and the reason, and every later query does") {
   small_file small;
   for (const int error : {EIO, ENOSPC, ENODEV}) {
     CAPTURE(error);
@@ -246,7 +246,7 @@ TEST_CASE("the text of an error has path, operation, bytes, offset and the syste
             ": write of 8192 bytes at offset 4096 failed: No space left on device (errno 28)");
 }
 
-TEST_CASE("a read past the end of the file fails, though the system calls it a success") {
+TEST_CASE("a read past the end of the file fails, although the system reports success") {
   small_file small;
   file_queue<> queue(by_hand());
   aligned_bytes into(8192);
@@ -261,7 +261,7 @@ TEST_CASE("a write that moves nothing is an error, not an endless loop") {
   CHECK(bad.settled().error() == failure{errc::write_failed, 0, 40'960, 0});
 }
 
-TEST_CASE("a system that continues asking to try again is given up after max_attempts") {
+TEST_CASE("a system that always asks to try again is given up after max_attempts") {
   small_file small;
   faulty_queue queue(by_hand({.max_attempts = 5}),
                      fault_plan{{.what = io_fault::error, .every = 1, .count = 5, .number = EAGAIN}});
@@ -291,7 +291,7 @@ TEST_CASE("EINVAL through the page cache is an error") {
   CHECK(bad.settled().error() == failure{errc::write_failed, EINVAL, 40'960, 0});
 }
 
-TEST_CASE("a request that is never answered is given up, and its slot is not used again") {
+TEST_CASE("an unanswered request is given up, and its slot is not used again") {
   small_file small;
   for (const llmmem::transfer::driven_by driver :
        {llmmem::transfer::driven_by::own_thread, llmmem::transfer::driven_by::waiters}) {
@@ -313,7 +313,7 @@ TEST_CASE("an operation whose predecessor failed does not begin") {
   CHECK(queue.stats().requests == 1);
 }
 
-TEST_CASE("urgent operations overtake, and a prefetch that is promoted does too") {
+TEST_CASE("urgent operations overtake others, and so does a promoted prefetch") {
   small_file small;
   // Depth 1, and nothing goes on before somebody waits: the order of requests is that of the urgencies.
   struct noting_io : posix_io {
@@ -345,7 +345,7 @@ TEST_CASE("urgent operations overtake, and a prefetch that is promoted does too"
   CHECK((early.ready() && late.ready() && wanted.ready()));
 }
 
-TEST_CASE("a cancelled operation ends with what it had moved, and the queue continues") {
+TEST_CASE("a cancelled operation ends with the bytes moved so far, and the queue continues") {
   small_file small;
   transfer_board others(1, 1, {});
   const std::uint32_t gate = others.begin("gate").value();
@@ -370,7 +370,7 @@ TEST_CASE("a cancelled operation ends with what it had moved, and the queue cont
   CHECK(queue.start(read_from(small.file, 0, small.memory.span())).value().settled());
 }
 
-TEST_CASE("what cannot be is refused before anything begins") {
+TEST_CASE("an impossible operation is refused before anything begins") {
   small_file small;
   const io_file read_only(small.file.path(), {.mode = open_mode::read});
   file_queue<> queue(by_hand({.max_operations = 2, .max_copies = 3, .max_failures = 1, .name = "tier"}));
@@ -399,7 +399,7 @@ TEST_CASE("what cannot be is refused before anything begins") {
   CHECK(queue.start(read_from(small.file, 0, memory)).value().settled());
 }
 
-TEST_CASE("an operation of nothing is over at once") {
+TEST_CASE("an operation of 0 bytes ends at once") {
   small_file small;
   file_queue<> queue(by_hand());
   CHECK(queue.start(std::span<const file_copy>{}).value().outcome());
@@ -426,7 +426,7 @@ TEST_CASE("options that cannot work are refused by name") {
                        "file_queue: max_operations is 0; it must be at least 1", argument_error);
 }
 
-TEST_CASE("a queue that goes away cancels what waits, and lets the rest finish") {
+TEST_CASE("a destroyed queue cancels waiting operations, and lets the others finish") {
   small_file small;
   transfer_board others(1, 1, {});
   const transfer_fence never = others.fence(others.begin("gate").value());

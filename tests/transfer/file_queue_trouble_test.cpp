@@ -98,7 +98,7 @@ constexpr std::array both_drivers{llmmem::transfer::driven_by::own_thread,
 
 }  // namespace
 
-TEST_CASE("an engine that fails now and then is asked again, and nothing is lost") {
+TEST_CASE("an engine with occasional failures is tried again, and nothing is lost") {
   for (const llmmem::transfer::driven_by driver : both_drivers) {
     small_file small;
     orders told;
@@ -109,8 +109,7 @@ TEST_CASE("an engine that fails now and then is asked again, and nothing is lost
   }
 }
 
-TEST_CASE(
-    "an engine that continues failing fails every operation with its own error, and no call waits for ever") {
+TEST_CASE("an engine that always fails ends every operation with its own error, and no call waits for ever") {
   for (const llmmem::transfer::driven_by driver : both_drivers) {
     small_file small;
     orders told;
@@ -136,7 +135,8 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("an engine that works again after it was given up serves again, once the lost requests came back") {
+TEST_CASE(
+    "an engine that works again after it was given up serves again, once the lost requests are answered") {
   for (const llmmem::transfer::driven_by driver : both_drivers) {
     small_file small;
     orders told;
@@ -154,7 +154,7 @@ TEST_CASE("an engine that works again after it was given up serves again, once t
   }
 }
 
-TEST_CASE("when every slot is lost the device is dead: what follows fails, and does not hang") {
+TEST_CASE("when every slot is lost, the device counts as dead: later operations fail at once") {
   for (const llmmem::transfer::driven_by driver : both_drivers) {
     small_file small;
     file_queue<faulty_io<posix_io>> queue({.driver = driver, .give_up_ns = 1'000'000},
@@ -168,7 +168,7 @@ TEST_CASE("when every slot is lost the device is dead: what follows fails, and d
   }
 }
 
-TEST_CASE("a queue that goes away waits for the requests that it gave up") {
+TEST_CASE("a destroyed queue waits for the requests that it gave up") {
   for (const llmmem::transfer::driven_by driver : both_drivers) {
     small_file small;
     orders told;
@@ -182,7 +182,7 @@ TEST_CASE("a queue that goes away waits for the requests that it gave up") {
   }
 }
 
-TEST_CASE("a request that the system refuses for now is left alone for a while, and longer each time") {
+TEST_CASE("a temporarily refused request is retried after a pause, which grows each time") {
   small_file small;
   for (const llmmem::transfer::driven_by driver : both_drivers) {
     orders told;
@@ -200,7 +200,7 @@ TEST_CASE("a request that the system refuses for now is left alone for a while, 
   }
 }
 
-TEST_CASE("the end of a file is found, in any order of the answers") {
+TEST_CASE("the end of a file is found for any order of the answers") {
   small_file small;
   orders told;
   told.backwards = true;
@@ -211,7 +211,7 @@ TEST_CASE("the end of a file is found, in any order of the answers") {
   CHECK(bad.settled().error() == failure{errc::file_ends, 0, file_bytes + 20'000, file_bytes});
 }
 
-TEST_CASE("a file that shrinks while it is read fails the read, and says where it ends now") {
+TEST_CASE("a file that shrinks during a read fails the read, which reports the present end") {
   small_file small;
   file_queue<> queue({.driver = llmmem::transfer::driven_by::waiters, .block_bytes = 4096});
   const auto bad = queue.start(read_from(small.file, 0, small.memory)).value();
@@ -239,7 +239,7 @@ TEST_CASE("operations that finish at once let those after them begin at once") {
   CHECK((nothing.ready() && behind.ready() && last.ready()));
 }
 
-TEST_CASE("what comes after an operation of another queue begins when that is over, without being asked") {
+TEST_CASE("an operation after one of another queue begins when that is over, without a call") {
   small_file small;
   transfer_board others(1, 1, {});
   const std::uint32_t gate = others.begin("gate").value();
@@ -266,7 +266,7 @@ TEST_CASE("an operation reports the first failure") {
   CHECK(queue.stats().lost == 1);
 }
 
-TEST_CASE("a table full of failures says so, and not that it is full of operations") {
+TEST_CASE("a table full of failures is reported as such, and not as full of operations") {
   small_file small;
   file_queue<> queue({.driver = llmmem::transfer::driven_by::waiters, .max_failures = 1, .name = "tier"});
   std::vector<std::byte> into(4096);
@@ -275,7 +275,7 @@ TEST_CASE("a table full of failures says so, and not that it is full of operatio
         "tier: 1 failures are kept, the most that the options allow; read them, then call clear_failures()");
 }
 
-TEST_CASE("a waiter returns when another waiter's turn has completed its operation") {
+TEST_CASE("a waiter returns when another waiter has completed its operation") {
   // One waiter holds the engine for as long as its own operation takes; the other's is over meanwhile.
   small_file small;
   transfer_board others(1, 1, {});
@@ -295,7 +295,7 @@ TEST_CASE("a waiter returns when another waiter's turn has completed its operati
   others.finish(gate, {});
 }
 
-TEST_CASE("a queue that waits to be idle lets others end what it waits for") {
+TEST_CASE("a queue that waits to be idle lets other threads complete operations") {
   small_file small;
   transfer_board others(1, 1, {});
   const std::uint32_t gate = others.begin("gate").value();
@@ -369,7 +369,7 @@ TEST_CASE("a cancelled operation ends for its waiters, even if the driving threa
 }
 
 #if defined(LLMMEM_TESTS_URING)
-TEST_CASE("a ring for one thread that a second one calls fails there, and the operation ends") {
+TEST_CASE("a ring for one thread fails when a second one calls it, and the operation ends") {
   small_file small;
   file_queue<uring_io> queue({.driver = transfer::driven_by::waiters, .max_attempts = 4},
                              uring_options{.depth = 4, .issuer = uring_issuer::one_thread});
@@ -385,7 +385,7 @@ TEST_CASE("a ring for one thread that a second one calls fails there, and the op
   CHECK(queue.start(read_from(small.file, 0, small.memory)).value().settled());
 }
 
-TEST_CASE("a ring that is woken again and again goes away in peace") {
+TEST_CASE("a ring that is woken repeatedly is destroyed without a hang") {
   for (int i = 0; i < 50; ++i) {
     uring_io engine({.depth = 2});
     std::array<io_completion, 1> none{};
@@ -396,7 +396,8 @@ TEST_CASE("a ring that is woken again and again goes away in peace") {
   }
 }
 
-TEST_CASE("memory that cannot be registered is refused with the kernel's reason, and costs speed only") {
+TEST_CASE(
+    "memory that cannot be registered is refused with the kernel's reason, and only transfers are slower") {
   small_file small;
   std::vector<std::byte> memory(8192);
   uring_io engine({.depth = 4});

@@ -55,7 +55,7 @@ template <class Space>
 
 }  // namespace
 
-TEST_CASE("a file space without a budget, or past all counting, is refused by its path") {
+TEST_CASE("a file space without a budget, or with one past the limit, is refused by its path") {
   const temporary_folder folder;
   const std::string path = folder.file("data");
   CHECK_THROWS_WITH_AS(file_space<>(path, {}),
@@ -67,7 +67,7 @@ TEST_CASE("a file space without a budget, or past all counting, is refused by it
   CHECK(::access(path.c_str(), F_OK) != 0);  // nothing was made
 }
 
-TEST_CASE("ranges never overlap, keep their alignment and their contents, and the budget holds") {
+TEST_CASE("ranges never overlap, keep their alignment and their contents, and stay within the budget") {
   for (const auto seed : seeds(6)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -130,7 +130,7 @@ TEST_CASE("the lowest gap that is long enough is taken") {
   CHECK(space.offset_of(space.try_allocate(1, 64 * kib).value().data) == 64 * kib);
 }
 
-TEST_CASE("space on the device is taken and returned with a range, to the last page") {
+TEST_CASE("a range takes and returns space on the device, to the last page") {
   const temporary_folder folder;
   file_space<> space(folder.file("data"), with_budget(1 << 20));
   const std::uint64_t before = bytes_on_device(space);
@@ -140,7 +140,7 @@ TEST_CASE("space on the device is taken and returned with a range, to the last p
   CHECK(bytes_on_device(space) == before);
 }
 
-TEST_CASE("what cannot be allocated is refused with the number, and nothing has changed") {
+TEST_CASE("an impossible allocation is refused with the number, and changes nothing") {
   const temporary_folder folder;
   const std::string path = folder.file("data");
   file_space<> space(path, with_budget(64 * kib));
@@ -167,7 +167,7 @@ TEST_CASE("a device without space refuses the range, and the budget is as it was
   CHECK(full.used() == 0);
 }
 
-TEST_CASE("copies of dead ranges and wrong lengths are refused, and start nothing") {
+TEST_CASE("copies of deallocated ranges and wrong lengths are refused, and start nothing") {
   const temporary_folder folder;
   const std::string path = folder.file("data");
   file_space<> space(path, with_budget(1 << 20));
@@ -190,7 +190,7 @@ TEST_CASE("copies of dead ranges and wrong lengths are refused, and start nothin
   CHECK(space.copy_in_async({}, {}, at_once).value().settled());
 }
 
-TEST_CASE("bytes are copied within the file after what they come after, and not when that failed") {
+TEST_CASE("a copy within the file runs after its predecessors, and not if one failed") {
   const temporary_folder folder;
   using faulty_space = file_space<faulty_io<posix_io>>;
   faulty_space space(folder.file("data"), with_budget(1 << 20),

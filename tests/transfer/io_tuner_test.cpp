@@ -44,7 +44,7 @@ struct device {
 
 }  // namespace
 
-TEST_CASE("a tuner reaches the peak of any device with one, from anywhere, within max_windows") {
+TEST_CASE("a tuner reaches the peak of any device that has one, from anywhere, within max_windows") {
   for (const auto seed : seeds(400)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -57,7 +57,8 @@ TEST_CASE("a tuner reaches the peak of any device with one, from anywhere, withi
   }
 }
 
-TEST_CASE("on a flat device nothing is moved, and on a ridge the speed ends within a twentieth of the best") {
+TEST_CASE(
+    "on a flat device the tuner keeps its setting, and on a ridge it ends within a twentieth of the best") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -76,7 +77,7 @@ TEST_CASE("on a flat device nothing is moved, and on a ridge the speed ends with
   }
 }
 
-TEST_CASE("on a device that does not change, however noisy, a tuner is at home more and more") {
+TEST_CASE("on an unchanging device, also a noisy one, a tuner settles more and more") {
   for (const auto seed : seeds(40)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -94,7 +95,7 @@ TEST_CASE("on a device that does not change, however noisy, a tuner is at home m
   }
 }
 
-TEST_CASE("a device that changes under a tuner is looked at again at once, and climbed again") {
+TEST_CASE("a tuner notices a change of the device at once, and climbs again") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -110,7 +111,7 @@ TEST_CASE("a device that changes under a tuner is looked at again at once, and c
   }
 }
 
-TEST_CASE("a device that continually becomes faster and slower is still climbed") {
+TEST_CASE("a tuner climbs on a device whose speed continually changes") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);

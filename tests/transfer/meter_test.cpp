@@ -23,7 +23,7 @@ static_assert(transfer_ns({.bytes_per_second = 2'000'000'000}, 4'000, link_direc
 
 }  // namespace
 
-TEST_CASE("a meter adds up what moved, by link and direction, and waiting, by cause") {
+TEST_CASE("a meter sums moved bytes by link and direction, and waits by cause") {
   std::uint64_t now = 100;
   transfer::meter<2, hand_clock> counted(hand_clock{&now});
   counted.moved(0, link_direction::onboard, 10);
@@ -52,7 +52,7 @@ TEST_CASE("a meter adds up what moved, by link and direction, and waiting, by ca
   CHECK(counted.stats() == transfer::meter_stats<2>{});
 }
 
-TEST_CASE("every cause of a stall has its name") {
+TEST_CASE("every cause of a stall has a name") {
   CHECK(std::string(name_of(stall_cause::demand_fetch)) == "demand_fetch");
   CHECK(std::string(name_of(stall_cause::io_error_retry)) == "io_error_retry");
 }

@@ -83,7 +83,7 @@ TEST_CASE("tensors are found by name, at their place in the file") {
   CHECK(other.bytes(*other.find("h.0.weight")).data() == where);
 }
 
-TEST_CASE("a header of odd length leaves elements where they cannot be read as such, and says so") {
+TEST_CASE("elements after a header of odd length are misaligned, and the file reports it") {
   const temporary_folder folder;
   const std::string path = folder.file("odd.safetensors");
   const std::string json = R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}} )";
@@ -95,7 +95,7 @@ TEST_CASE("a header of odd length leaves elements where they cannot be read as s
   CHECK_FALSE(file.is_aligned(*file.find("a")));
 }
 
-TEST_CASE("what cannot be opened or is no such file is refused by its path") {
+TEST_CASE("a file that cannot be opened, or is not a safetensors file, is refused by its path") {
   const written_file written;
   CHECK(refusal<io_error>(written.folder.file("absent")).find("absent: cannot be opened: No such file") !=
         std::string::npos);
@@ -112,7 +112,7 @@ TEST_CASE("what cannot be opened or is no such file is refused by its path") {
   CHECK(refusal<format_error>(written.path).find("the tensors end at byte") != std::string::npos);
 }
 
-TEST_CASE("a tensor of the file is leased through tiers in place") {
+TEST_CASE("tiers lease a tensor of the file in place") {
   const written_file written;
   const safetensors_file file(written.path);
   host_space memory({.budget = 1 << 20});
@@ -125,7 +125,7 @@ TEST_CASE("a tensor of the file is leased through tiers in place") {
   }
 }
 
-TEST_CASE("read and not mapped, a tensor's bytes come in any parts") {
+TEST_CASE("without a mapping, a tensor's bytes are read in any parts") {
   const written_file written;
   for (const tensor_access how : {tensor_access::map, tensor_access::read}) {
     safetensors_file opened(written.path, how);
@@ -147,7 +147,7 @@ TEST_CASE("read and not mapped, a tensor's bytes come in any parts") {
   }
 }
 
-TEST_CASE("a file that another program truncates is an error of its reader, not the end of the process") {
+TEST_CASE("a truncation by another program is an error of the reader, and the process continues") {
   const written_file written;
   const safetensors_file read(written.path, tensor_access::read);
   const safetensors_file mapped(written.path);
@@ -166,7 +166,7 @@ TEST_CASE("a file that another program truncates is an error of its reader, not 
   }
 }
 
-TEST_CASE("a Git LFS pointer in the place of a file is called one") {
+TEST_CASE("a Git LFS pointer in place of a file is reported as one") {
   const temporary_folder folder;
   const std::string path = folder.file("model.safetensors");
   std::ofstream(path) << "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2\nsize 12345\n";

@@ -43,7 +43,7 @@ TEST_CASE("a layout numbers the stripes of each member from 0 on, and no two sha
   }
 }
 
-TEST_CASE("shares follow the speeds, to a thirty-second") {
+TEST_CASE("shares follow the speeds, to 1/32") {
   stripe_weights weights(3);
   CHECK(weights.shares() == stripe_shares{11, 11, 10});  // nothing is known
   weights.completed(0, 3'000, 1'000);
@@ -59,7 +59,7 @@ TEST_CASE("shares follow the speeds, to a thirty-second") {
   CHECK(weights.speed(0) == doctest::Approx(3));
 }
 
-TEST_CASE("a device that becomes slow loses its share within a few measurements, and gets it back") {
+TEST_CASE("a device that becomes slow loses its share within a few measurements, and regains it later") {
   stripe_weights weights(2);
   for (int i = 0; i < 10; ++i) {
     weights.completed(0, 1000, 100);

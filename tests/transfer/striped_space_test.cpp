@@ -146,8 +146,7 @@ TEST_CASE("a striped space behaves like flat memory, regardless of the shares of
   }
 }
 
-TEST_CASE(
-    "ranges given out after a member was seen to be slow have less of it, and older ones stay as they are") {
+TEST_CASE("new ranges take less of a member that was slow, and older ones stay as they are") {
   three_files three;
   auto& space = *three.space;
   const auto before = space.try_allocate(64 * unit, 1).value();
@@ -162,7 +161,7 @@ TEST_CASE(
   CHECK(space.shares_of(before) == stripe_shares{11, 11, 10});
 }
 
-TEST_CASE("a member without space is left out of a range, and the others take its part") {
+TEST_CASE("a range leaves out a member without space, and the others take its part") {
   three_files three({1 << 20, 3 * unit, 1 << 20});
   auto& space = *three.space;
   CHECK(space.capacity() == (2 << 20) + 3 * unit);
@@ -182,7 +181,7 @@ TEST_CASE("a member without space is left out of a range, and the others take it
   CHECK(three.files[0]->used() + three.files[2]->used() == 64 * unit);
 }
 
-TEST_CASE("a failure names the member's path, and is reported when the whole copy is over") {
+TEST_CASE("a failure names the member's path, and is reported at the end of the whole copy") {
   const temporary_folder folder;
   using engine = faulty_io<posix_io>;
   file_space<engine> good(folder.file("good"), with_budget(1 << 20), std::vector<planned_fault>{});
@@ -205,7 +204,7 @@ TEST_CASE("a failure names the member's path, and is reported when the whole cop
   CHECK(striped_fence{}.outcome());
 }
 
-TEST_CASE("copies that cannot be are refused, and start nothing") {
+TEST_CASE("impossible copies are refused, and start nothing") {
   three_files three({1 << 22, 1 << 22, 1 << 22}, {.stripe_bytes = unit, .max_pieces = 3, .name = "both"});
   auto& space = *three.space;
   const auto range = space.try_allocate(30 * unit, 1).value();
@@ -242,7 +241,7 @@ TEST_CASE("a range deallocated twice is reported to the handler") {
   CHECK(three.space->used() == 0);
 }
 
-TEST_CASE("members and stripes that cannot be are refused by name") {
+TEST_CASE("impossible members and stripes are refused by name") {
   const temporary_folder folder;
   file_space<> one(folder.file("one"), with_budget(1 << 20));
   const auto make = [](std::vector<file_space<>*> members, striped_options options) {
@@ -259,7 +258,7 @@ TEST_CASE("members and stripes that cannot be are refused by name") {
                        "nvme: max_pieces is 0; it must be at least 1", argument_error);
 }
 
-TEST_CASE("ranges still out when a striped space goes away are returned to its members") {
+TEST_CASE("a destroyed striped space returns its live ranges to its members") {
   const temporary_folder folder;
   file_space<> one(folder.file("one"), with_budget(1 << 20));
   const std::array members{&one};

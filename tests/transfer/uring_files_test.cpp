@@ -154,7 +154,7 @@ constexpr std::uint64_t file_bytes = 8192;
 
 }  // namespace
 
-TEST_CASE("requests of a registered file go by the ring's table until it is forgotten") {
+TEST_CASE("requests of a registered file use the ring's table until the file is forgotten") {
   const temporary_folder folder;
   for (const uring_issuer issuer : {uring_issuer::any_thread, uring_issuer::one_thread}) {
     uring_io engine({.depth = 4, .issuer = issuer});
@@ -191,7 +191,7 @@ TEST_CASE("requests of a registered file go by the ring's table until it is forg
   }
 }
 
-TEST_CASE("files beyond a ring's table go by their descriptors, and take places that become free") {
+TEST_CASE("files beyond a ring's table use their descriptors, and take places that become free") {
   const temporary_folder folder;
   uring_io engine({.depth = 4, .files = 2});
   if (!engine.caps().registers_files) return;
@@ -212,7 +212,7 @@ TEST_CASE("files beyond a ring's table go by their descriptors, and take places 
     CHECK(read_by(engine, files[static_cast<std::size_t>(i)]->buffered()) == i);
 }
 
-TEST_CASE("a ring without a table of files says why, and works") {
+TEST_CASE("a ring without a table of files reports why, and works") {
   const temporary_folder folder;
   const auto file = file_of(folder.file("a"), std::byte{7});
   {
@@ -242,7 +242,7 @@ TEST_CASE("a ring without a table of files says why, and works") {
                        argument_error);
 }
 
-TEST_CASE("a file that was forgotten is not taken for the next one that has its number") {
+TEST_CASE("a forgotten file is not mistaken for the next one with its number") {
   const temporary_folder folder;
   for (const transfer::driven_by driver : {transfer::driven_by::own_thread, transfer::driven_by::waiters}) {
     for (const uring_issuer issuer : {uring_issuer::any_thread, uring_issuer::one_thread}) {
@@ -266,7 +266,7 @@ TEST_CASE("a file that was forgotten is not taken for the next one that has its 
   }
 }
 
-TEST_CASE("a queue's files beyond the table of its engine go by their descriptors, and are counted") {
+TEST_CASE("a queue's files beyond its engine's table use their descriptors, and are counted") {
   const temporary_folder folder;
   file_queue<uring_io> queue({}, uring_options{.depth = 4, .files = 1});
   if (!queue.caps().registers_files) return;
@@ -293,7 +293,7 @@ TEST_CASE("a file registered on one thread may be used on another, by a ring for
   }).join();
 }
 
-TEST_CASE("a space whose file was registered lets go of it: the next one may lock it at once") {
+TEST_CASE("a space with a registered file releases it, so that the next one may lock it at once") {
   const temporary_folder folder;
   for (const transfer::driven_by driver : {transfer::driven_by::own_thread, transfer::driven_by::waiters}) {
     for (int i = 0; i < 100; ++i) {

@@ -53,7 +53,7 @@ constexpr std::uint64_t limit = 64 << 10;
 }  // namespace
 
 TEST_SUITE("signals of writes") {
-  TEST_CASE("every call that makes a file longer refuses with EFBIG") {
+  TEST_CASE("every call that extends a file refuses with EFBIG") {
     const temporary_folder folder;
     const file_size_limit limited(limit);
     io_file file(folder.file("file"));
@@ -69,7 +69,7 @@ TEST_SUITE("signals of writes") {
     CHECK_FALSE(is_blocked(SIGXFSZ));
   }
 
-  TEST_CASE("a transfer past the limit fails, whichever thread drives the queue") {
+  TEST_CASE("a transfer past the limit fails, regardless of which thread drives the queue") {
     const temporary_folder folder;
     const std::vector<std::byte> bytes(limit + 4096, std::byte{7});
     for (const auto driver : {transfer::driven_by::own_thread, transfer::driven_by::waiters}) {
@@ -89,7 +89,7 @@ TEST_SUITE("signals of writes") {
     }
   }
 
-  TEST_CASE("an index and a space of files refuse likewise") {
+  TEST_CASE("an index and a file space also refuse") {
     const temporary_folder folder;
     const file_size_limit limited(limit);
     chunk_index index(folder.file("index"), {.max_chunks = 4096});
@@ -103,7 +103,7 @@ TEST_SUITE("signals of writes") {
     CHECK_FALSE(space.try_allocate(2 * limit, 4096).has_value());
   }
 
-  TEST_CASE("what the caller holds back itself stays pending, as it was") {
+  TEST_CASE("a signal that the caller blocks stays pending") {
     sigset_t own;
     sigset_t before;
     ::sigemptyset(&own);

@@ -60,7 +60,7 @@ class hatch {
 
 }  // namespace
 
-TEST_CASE("readers in other threads see their snapshots whole while the writer continues in the same pages") {
+TEST_CASE("readers in other threads see complete snapshots while the writer changes the same pages") {
   for (const auto seed : seeds(6)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -146,7 +146,7 @@ TEST_CASE("readers in other threads see their snapshots whole while the writer c
   }
 }
 
-TEST_CASE("a first write waits for the reader that is in the page, and for no other") {
+TEST_CASE("a first write waits only for the reader of its page") {
   std::vector<std::byte> range(2 * page_bytes, std::byte{1});
   std::vector<std::byte> pool(2 * page_bytes);
   cow_range state(range, pool, {.page_bytes = page_bytes});

@@ -63,7 +63,7 @@ template <class From>
 
 }  // namespace
 
-TEST_CASE("snapshots read as whole copies do, within the pool's pages and not one copy more than is needed") {
+TEST_CASE("snapshots read as complete copies do, within the pool's pages and with the fewest copies") {
   for (const auto seed : seeds(150)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -177,7 +177,7 @@ TEST_CASE("snapshots read as whole copies do, within the pool's pages and not on
   }
 }
 
-TEST_CASE("a second write to a page copies nothing, nor does a first one when no snapshot lives") {
+TEST_CASE("a second write to a page copies nothing, and neither does a first one without snapshots") {
   bytes range(10 * 64);
   bytes pool(4 * 64);
   cow_range state(range, pool, {.page_bytes = 64});
@@ -200,7 +200,7 @@ TEST_CASE("a second write to a page copies nothing, nor does a first one when no
   CHECK(state.stats().used_pages == 4);
 }
 
-TEST_CASE("a full pool refuses a write with the shortage, or asks for snapshots to go") {
+TEST_CASE("a full pool refuses a write with the shortage, or asks for the end of snapshots") {
   bytes range(10 * 64);
   bytes pool(2 * 64 + 63);
   cow_range state(range, pool, {.page_bytes = 64}, "weights");
@@ -226,7 +226,7 @@ TEST_CASE("a full pool refuses a write with the shortage, or asks for snapshots 
   CHECK(state.stats().used_pages == 0);
 }
 
-TEST_CASE("an incremental save of a snapshot takes what changed up to it and nothing that came after") {
+TEST_CASE("an incremental save of a snapshot takes the changes up to it and no later ones") {
   bytes range(8 * 64);
   bytes pool(8 * 64);
   cow_range state(range, pool, {.page_bytes = 64});
@@ -243,7 +243,8 @@ TEST_CASE("an incremental save of a snapshot takes what changed up to it and not
   CHECK(runs_of(next, 2).empty());
 }
 
-TEST_CASE("a page is seen in place until it is written, and then in the pool; the last one may be short") {
+TEST_CASE(
+    "a snapshot reads a page in place until it is written, then in the pool; the last page may be short") {
   bytes range(100, std::byte{1});
   bytes pool(128);
   cow_range state(range, pool, {.page_bytes = 64});
@@ -281,7 +282,7 @@ TEST_CASE("nothing is allocated after construction") {
   CHECK(heap_allocations() == allocated);
 }
 
-TEST_CASE("pages and bytes that are not there, and empty snapshots, are refused") {
+TEST_CASE("missing pages and bytes, and empty snapshots, are refused") {
   bytes range(100);
   cow_range state(range, {}, {.page_bytes = 64}, "state");
   CHECK(state.write(90, 11).error().message() ==

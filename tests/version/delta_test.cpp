@@ -57,7 +57,7 @@ void change(bytes& value, random_numbers& random) {
 
 }  // namespace
 
-TEST_CASE("every kept version is rebuilt as it was, and the newest versions that fit are kept") {
+TEST_CASE("every kept version is restored exactly, and the newest versions that fit are kept") {
   for (const auto seed : seeds(150)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -141,7 +141,7 @@ TEST_CASE("every kept version is rebuilt as it was, and the newest versions that
   }
 }
 
-TEST_CASE("a version of a million floats of which ten change is kept in a few hundred bytes") {
+TEST_CASE("a version of a million floats with ten changes takes a few hundred bytes") {
   std::vector<float> value(1 << 20, 1.0F);
   versioned<std::vector<float>, delta> state({.versions = 4, .bytes = 4096, .views = 1}, value);
   CHECK(state.publish(value).has_value());
@@ -163,7 +163,7 @@ TEST_CASE("a version of a million floats of which ten change is kept in a few hu
   CHECK(heap_allocations() == allocated);
 }
 
-TEST_CASE("a plain struct and an array have versions as a vector has") {
+TEST_CASE("plain structs and arrays have versions as vectors do") {
   struct counters {
     std::uint64_t tokens;
     std::uint64_t steps;
@@ -178,7 +178,7 @@ TEST_CASE("a plain struct and an array have versions as a vector has") {
   CHECK(*array.pin(version_id{1}).value() == std::array{1, 2, 3, 4});
 }
 
-TEST_CASE("a difference larger than the budget lets all older versions go, but for pinned ones") {
+TEST_CASE("a difference larger than the budget drops all older versions except pinned ones") {
   versioned<bytes, delta> state({.versions = 8, .bytes = 64, .views = 1}, bytes(100));
   CHECK(state.publish(bytes(100, 1)).has_value());
   CHECK(state.live() == 1);
@@ -195,7 +195,7 @@ TEST_CASE("a difference larger than the budget lets all older versions go, but f
   CHECK(*first == bytes(100, 1));
 }
 
-TEST_CASE("a value of another length is refused, and no view is left with it") {
+TEST_CASE("a value of another length is refused, and leaves no view") {
   versioned<bytes, delta> state({.versions = 4, .bytes = 1000, .views = 0}, bytes(10), "table");
   CHECK(state.publish(bytes(10, 1)).has_value());
   CHECK(state.publish(bytes(11)).error().message() == "table: two lengths must be equal, but are 11 and 10");

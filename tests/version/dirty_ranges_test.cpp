@@ -64,7 +64,7 @@ class bitmap {
 
 }  // namespace
 
-TEST_CASE("dirty ranges are the runs of a bitmap whose smallest gaps are closed beyond eight runs") {
+TEST_CASE("dirty ranges are the runs of a bitmap; beyond eight runs the smallest gaps are closed") {
   constexpr std::uint64_t size = 400;
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
@@ -88,7 +88,7 @@ TEST_CASE("dirty ranges are the runs of a bitmap whose smallest gaps are closed 
   }
 }
 
-TEST_CASE("dirty ranges take in others without leaving out a byte") {
+TEST_CASE("dirty ranges absorb others without losing a byte") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -114,7 +114,7 @@ TEST_CASE("dirty ranges take in others without leaving out a byte") {
   }
 }
 
-TEST_CASE("ranges that touch are one, and an empty or reversed one is none") {
+TEST_CASE("adjacent ranges become one, and an empty or reversed one counts as none") {
   dirty_ranges ranges;
   ranges.add({5, 5});
   ranges.add({7, 3});
@@ -127,7 +127,7 @@ TEST_CASE("ranges that touch are one, and an empty or reversed one is none") {
   CHECK(of(ranges) == intervals{{0, 9}, {10, 40}});
 }
 
-TEST_CASE("aligned ranges are whole units, joined where they meet, and end where the bytes do") {
+TEST_CASE("aligned ranges consist of whole units, joined if they touch, up to the end of the bytes") {
   dirty_ranges ranges;
   ranges.add({1, 2});
   ranges.add({64, 65});

@@ -13,7 +13,7 @@
 using namespace llmmem;
 using llmmem_tests::text_of;
 
-TEST_CASE("a permit waits until what is being copied is copied, and the wait is counted") {
+TEST_CASE("a permit waits until the copy has ended, and the wait is counted") {
   snapshot_gate gate;
   guarded<int> state(gate, 0);
   // On a busy machine the copy may be over before this thread asks for its permit: then there is no wait to
@@ -36,7 +36,7 @@ TEST_CASE("a permit waits until what is being copied is copied, and the wait is 
   }
 }
 
-TEST_CASE("with several copies under way, a permit waits for the last") {
+TEST_CASE("with several copies in progress, a permit waits for the last") {
   snapshot_gate gate;
   gate.freeze();
   gate.freeze();

@@ -71,7 +71,7 @@ TEST_CASE("under 1F1B stage i of n holds n - i versions at most, and each backwa
   }
 }
 
-TEST_CASE("one version fewer than n - i, and some backward pass does not find its weights") {
+TEST_CASE("with one version fewer than n - i, some backward pass does not find its weights") {
   const std::uint32_t stages = 4;
   const pipeline_order order = one_f_one_b({.devices = stages, .micro_batches = 12});
   for (std::uint32_t stage = 0; stage + 1 < stages; ++stage) {
@@ -91,7 +91,7 @@ TEST_CASE("one version fewer than n - i, and some backward pass does not find it
   }
 }
 
-TEST_CASE("a backward pass that is late stops the update, which names the version it holds") {
+TEST_CASE("a late backward pass stops the update, which names the version that it holds") {
   versioned<int, stash<2>> weights({}, 0, "stage 2 of 4");
   CHECK(weights.publish(1).has_value());
   CHECK(weights.publish(2).has_value());
@@ -119,7 +119,7 @@ TEST_CASE("the last stage updates its only version in place") {
   CHECK(weights.live() == 1);
 }
 
-TEST_CASE("a stage that is not in the pipeline, and a stash of nothing, are refused") {
+TEST_CASE("a stage outside the pipeline, and an empty stash, are refused") {
   constexpr std::uint32_t depth = stash_depth(4, 0);
   CHECK(depth == 4);
   CHECK_THROWS_WITH_AS(static_cast<void>(stash_depth(4, 4)),

@@ -60,7 +60,7 @@ struct naive_versions {
 
 }  // namespace
 
-TEST_CASE("which versions live is what a map of all pins and a window say") {
+TEST_CASE("the live versions are those of a map of all pins and a window") {
   for (const auto seed : seeds(200)) {
     CAPTURE(seed);
     random_numbers random(seed);
@@ -128,7 +128,7 @@ TEST_CASE("which versions live is what a map of all pins and a window say") {
   }
 }
 
-TEST_CASE("latest keeps the newest and what is pinned, and nothing else") {
+TEST_CASE("latest keeps the newest and the pinned versions only") {
   versioned<std::string> names({.versions = 3}, "unset", "names");
   CHECK(names.newest() == no_version);
   CHECK(names.snapshot().error().message() ==
@@ -154,8 +154,7 @@ TEST_CASE("latest keeps the newest and what is pinned, and nothing else") {
   CHECK(names.oldest() == version_id{3});
 }
 
-TEST_CASE(
-    "a double buffer publishes while a reader reads, and says which version is in the way of a second") {
+TEST_CASE("a double buffer publishes during a read, and names the version that blocks a second publication") {
   versioned<std::vector<int>, double_buffer> state({}, std::vector<int>(100), "weights");
   const auto fill = [](int value) {
     return [value](std::vector<int>& into, const std::vector<int>*) noexcept {
@@ -186,7 +185,7 @@ TEST_CASE(
                                        .max_live = 2});
 }
 
-TEST_CASE("a writer sees the newest version, and one that throws publishes nothing") {
+TEST_CASE("a writer sees the newest version, and an exception publishes nothing") {
   versioned<int> state({.versions = 2});
   CHECK(state
             .publish_in_place([](int& into, const int* newest) {
@@ -211,7 +210,7 @@ TEST_CASE("a writer sees the newest version, and one that throws publishes nothi
   CHECK(*state.snapshot().value() == 1);
 }
 
-TEST_CASE("values that cannot be copied are made one a slot, and moved in") {
+TEST_CASE("values that cannot be copied are made one per slot, and moved in") {
   versioned<std::unique_ptr<int>, double_buffer> state(
       double_buffer{}, [](std::size_t i) { return std::make_unique<int>(static_cast<int>(i)); });
   CHECK(state.publish(std::make_unique<int>(5)).has_value());

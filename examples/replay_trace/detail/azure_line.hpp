@@ -15,7 +15,7 @@ namespace detail {
 inline constexpr std::array<std::string_view, 3> azure_columns{"TIMESTAMP", "ContextTokens",
                                                                "GeneratedTokens"};
 
-/// Takes a number of exactly `digits` digits off the front of `text`.
+/// Takes a number of exactly `digits` digits from the front of `text`.
 inline std::optional<std::uint32_t> take_digits(std::string_view& text, std::size_t digits) {
   const auto value = text.size() < digits ? std::nullopt : example::parse_count(text.substr(0, digits));
   if (!value) return std::nullopt;
@@ -29,7 +29,7 @@ inline bool take(std::string_view& text, std::string_view one_of) {
   return true;
 }
 
-/// Days from 1970-01-01 of a Gregorian date, or nothing when there is no such day from 1970 on.
+/// Days from 1970-01-01 of a Gregorian date, or nothing if there is no such day from 1970 on.
 constexpr std::optional<std::uint64_t> days_since_1970(std::uint32_t year, std::uint32_t month,
                                                        std::uint32_t day) {
   constexpr std::array<std::uint32_t, 12> lengths{31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
@@ -44,7 +44,7 @@ constexpr std::optional<std::uint64_t> days_since_1970(std::uint32_t year, std::
   return days + before * 365 + before / 4 - before / 100 + before / 400 - 719162;
 }
 
-/// Microseconds since 1970, or nothing when `text` is not a time.
+/// Microseconds since 1970, or nothing if `text` is not a time.
 inline std::optional<std::uint64_t> parse_time(std::string_view text) {
   const auto year = take_digits(text, 4);
   if (!year || !take(text, "-")) return std::nullopt;

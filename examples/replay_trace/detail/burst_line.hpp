@@ -23,7 +23,7 @@ inline constexpr std::string_view burst_request = "Request tokens";
 inline constexpr std::string_view burst_response = "Response tokens";
 inline constexpr std::string_view burst_total = "Total tokens";
 
-/// Seconds that are not negative, with a fraction perhaps, as microseconds.
+/// Reads nonnegative seconds, possibly with a fraction, as microseconds.
 inline std::uint64_t csv_seconds(const csv_field& field, std::string_view column) {
   const std::string_view text = field.text;
   double value = 0;

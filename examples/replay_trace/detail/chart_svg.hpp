@@ -1,5 +1,5 @@
 /// @file
-/// The drawing itself of `draw_svg`.
+/// The drawing of `draw_svg`.
 #pragma once
 
 #include <iterator>

@@ -20,8 +20,8 @@ struct csv_field {
   std::size_t offset = 0;  ///< in the line
 };
 
-/// The field of `line` that begins at `at`; moves `at` to the comma behind it, or to the line's end. (RFC
-/// 4180; a doubled quote stays doubled: no field of ours has one.)
+/// Returns the field of `line` that begins at `at`, and moves `at` to the comma after it, or to the line's
+/// end. (RFC 4180; a doubled quote stays doubled, because none of these fields has one.)
 inline csv_field take_csv_field(std::string_view line, std::size_t& at) {
   const std::size_t begin = at;
   if (at >= line.size() || line[at] != '"') {
@@ -38,8 +38,8 @@ inline csv_field take_csv_field(std::string_view line, std::size_t& at) {
   return {line.substr(begin + 1, at - begin - 2), begin + 1};
 }
 
-/// Splits `line` into exactly one field for each of `columns`, which name what is missing. @pre `fields` is
-/// as long.
+/// Splits `line` into exactly one field for each of `columns`, which name a missing one. @pre `fields` is as
+/// long.
 template <class Columns, class Fields>
 void split_csv(std::string_view line, const Columns& columns, Fields& fields) {
   const std::size_t count = columns.size();

@@ -1,5 +1,5 @@
 /// @file
-/// The strings of `json_line` that hold more than plain ASCII: escapes, surrogate pairs and UTF-8.
+/// The strings of `json_line` with more than plain ASCII: escapes, surrogate pairs and UTF-8.
 #pragma once
 
 #include "replay_trace/json_line.hpp"

@@ -1,5 +1,5 @@
 /// @file
-/// Values that every trace format has: counts of tokens and times, within their limits.
+/// Values of every trace format: counts of tokens and times, within their limits.
 #pragma once
 
 #include <cmath>

@@ -41,9 +41,9 @@ struct checkpointer_traits {
   using view_type = host_state_view;
   using staging_space = host_space;     ///< must be accessible to the host
   using digest_type = no_chunk_digest;  ///< how incremental saves detect changes that no view reports
-  /// `settled(ticket)` is called when a status is final, by the thread that set it: the checkpointer's own,
-  /// or the caller's for a checkpoint that never began; never by two threads at once. It delays the next
-  /// checkpoint; an exception from it is recorded in `last_error`.
+  /// The thread that makes a status final calls `settled(ticket)`: the checkpointer's own, or the caller's
+  /// for a checkpoint that never began; never two threads at once. The call delays the next checkpoint; its
+  /// exception is recorded in `last_error`.
   using observer_type = no_checkpoint_observer;
 };
 
@@ -59,28 +59,29 @@ struct checkpointer_traits {
 ///     optimizer.step(std::move(guard).mutate());      // waits until all is copied
 ///     if (ticket.wait() == commit_status::committed)  // whenever the result is needed
 ///
-/// `begin_snapshot` copies only the extras. From then on bytes go through a ring of `ring_bytes`, the only
-/// memory this takes: from the state chunk by chunk, each with a CRC-32C, into safetensors files, which are
-/// synced and committed (`checkpoint_folder`). With a ring as large as the state, a step stalls only as long
-/// as copying the state takes; with a smaller ring, as long as writing the rest takes. Code that modifies the
-/// state takes a `mutation_permit`, from the guard or from `gate()`; the compiler rejects a function without
-/// one, and no permit is given while a snapshot is being copied. A stable view (such as `cow_state_view`) is
-/// read while the state changes: then the permit is given at once.
+/// `begin_snapshot` copies only the extras. From then on, chunks of the state, each with a CRC-32C, go
+/// through a ring of `ring_bytes`, the only memory that this takes. From the ring they go into safetensors
+/// files, which are synced and committed (`checkpoint_folder`). With a ring as large as the state, a step
+/// stalls while the state is copied; with a smaller ring, also while the rest is written. Code that modifies
+/// the state takes a `mutation_permit`, from the guard or from `gate()`; the compiler rejects a function
+/// without one, and no permit is given while a snapshot is being copied. A stable view (such as
+/// `cow_state_view`) is read while the state changes, so the gate gives the permit at once.
 ///
 /// A failed checkpoint never ends training and is never silent: its ticket, and `stats().last_error`, give
 /// the reason. The next checkpoint starts from scratch.
 ///
-/// *Incremental saves* (`full_every`). The view reports the changes (`change_tracking_view`: unchanged
-/// chunks are not even copied), or a digest of each chunk detects them (`digest_type`: copied and read, not
-/// written). Each chunk is in one file, of this checkpoint or of an earlier one that retention keeps as long
-/// as it is needed: a restore reads each wanted byte once, from plain files. A checkpoint is full if all its
-/// chunks changed, if it is the first of a process, or if it follows a failure. In other checkpoints a file
-/// that is not full is called `model.safetensors.changes`, so that no tool mistakes it for the model;
-/// `copy_checkpoint` folds them. A snapshot is then copied only after the previous one is complete.
+/// *Incremental saves* (`full_every`). The view reports the changes (`change_tracking_view`: unchanged chunks
+/// are not even copied), or a digest of each chunk detects them (`digest_type`: unchanged chunks are copied
+/// and read, but not written). Each chunk is in one file, of this checkpoint or of an earlier one, which
+/// retention keeps as long as it is needed. A restore therefore reads each wanted byte once, from plain
+/// files. A checkpoint is full if all its chunks changed, if it is the first of a process, or if it follows a
+/// failure. Otherwise a file that is not full is called `model.safetensors.changes`, so that no tool mistakes
+/// it for the model; `copy_checkpoint` folds such files. A snapshot is then copied only after the previous
+/// checkpoint is complete.
 ///
 /// @par Complexity      `begin_snapshot` O(1) in the state; O(extras).
-/// @par Thread safety   `begin_snapshot`, `gate` and guards by the thread that owns the state; the rest by
-///   any thread. It runs two threads of its own (one if the view is not concurrent).
+/// @par Thread safety   the thread that owns the state uses `begin_snapshot`, `gate` and guards; any thread
+///   uses the rest. It runs two threads of its own (one if the view is not concurrent).
 /// @par Errors          the constructor throws the errors of `plan_files`, `length_error` for a ring of less
 ///   than two chunks, `argument_error` for incremental saves without a way to detect changes, and
 ///   `out_of_memory`.
@@ -115,19 +116,20 @@ class async_checkpointer {
       "Traits::digest_type must be a chunk_digest: <llmmem/checkpoint/chunk_digest.hpp> lists its members");
 
   /// @param coordinator  outlives the checkpointer; only the checkpointer calls it.
-  /// @param tensors      of every snapshot; the view numbers them in this order.
+  /// @param tensors      the tensors of every snapshot; the view numbers them in this order.
   async_checkpointer(coordinator_type& coordinator, std::vector<state_tensor> tensors,
                      checkpointer_options options = {}, observer_type observer = {})
       : observer_(std::move(observer)),
         core_(coordinator, tensors, std::move(options), policies()),
         space_({.budget = core_.options().ring_bytes, .name = core_.options().name + " ring"}),
         ring_(space_, core_.ring_bytes(), std::align_val_t{ring_alignment}) {
-    std::memset(ring_.range().data, 0, ring_.range().bytes);  // page it in now, not in the first snapshot
+    // Touches its pages now, not in the first snapshot.
+    std::memset(ring_.range().data, 0, ring_.range().bytes);
     core_.start(std::span<std::byte>(ring_.range().data, static_cast<std::size_t>(ring_.range().bytes)));
   }
   async_checkpointer(const async_checkpointer&) = delete;
   async_checkpointer& operator=(const async_checkpointer&) = delete;
-  /// Waits for everything pending.
+  /// Waits for all pending checkpoints.
   ~async_checkpointer() {
     core_.flush(commit_ticket::forever);
     core_.stop();
@@ -136,8 +138,8 @@ class async_checkpointer {
   /// Begins a checkpoint of the present state. @pre the memory that `view` refers to stays unchanged until
   /// the guard reports it staged. With a stable view, the checkpoint has the state of the moment at which the
   /// view was taken.
-  /// @throws argument_error  while a permit of the gate is alive (also for stable views: the checkpoint would
-  ///   hold half a step), and for extras with bad names.
+  /// @throws argument_error  while a permit of the gate is alive, even for stable views, because the
+  ///                         checkpoint would have half a step; and for extras with bad names.
   snapshot_guard begin_snapshot(std::uint64_t step, view_type view,
                                 std::vector<checkpoint_extra> extras = {}) {
     return core_.begin_snapshot(step, std::make_unique<held_state_view<view_type>>(std::move(view)),
@@ -147,14 +149,14 @@ class async_checkpointer {
   /// The gate that code must pass before it modifies the state, with or without a snapshot.
   [[nodiscard]] snapshot_gate& gate() noexcept { return core_.gate(); }
 
-  /// Waits until nothing is pending, at most `limit_ns`; returns whether nothing is. For the end of a run,
+  /// Waits at most `limit_ns` until nothing is pending, and returns whether that is so. For the end of a run,
   /// and for a process that was asked to terminate. Called by the thread that owns the state, if the view is
   /// not concurrent.
   bool flush(std::uint64_t limit_ns = commit_ticket::forever) { return core_.flush(limit_ns); }
 
   /// Copies for about `limit_ns`, without waiting for space; returns whether nothing is left to copy. Needed
-  /// only with views that are stable and not concurrent: their owner never waits before changing the state,
-  /// so nothing would be copied; it calls this now and then. Called by the thread that owns the state.
+  /// only with views that are stable and not concurrent: their owner never waits before it changes the state,
+  /// so it must call this now and then, or nothing would be copied. Called by the thread that owns the state.
   bool stage_for(std::uint64_t limit_ns) { return core_.stage_for(limit_ns); }
 
   /// The plan of the files, independent of the state's values.

@@ -13,10 +13,10 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A digest of a chunk's bytes in 128 bits. A chunk with the same digest as before is treated as unchanged,
-/// so it needs 128 bits: with 32, one changed chunk in four billion would be lost.
+/// A digest of a chunk's bytes. A chunk with the same digest as before counts as unchanged, so the digest has
+/// 128 bits: with 32, one changed chunk in four billion would be lost.
 ///
-/// - `detects_changes`       false: there is no digest, and all chunks count as changed.
+/// - `detects_changes` false: there is no digest, and all chunks count as changed.
 /// - `of(bytes)`   returns the digest; called by the writer thread.
 template <class D>
 concept chunk_digest = requires(std::span<const std::byte> bytes) {

@@ -23,7 +23,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A transport with one epoch at a time that reports dead ranks and incoming messages. `communicator` is one.
+/// A transport with one epoch at a time that reports dead ranks and incoming messages. `communicator` is a
+/// model.
 template <class T>
 concept watched_transport =
     transport<T> && requires(T& ranks, const T& seen, rank_id rank, std::uint32_t tag, deadline by) {
@@ -36,21 +37,20 @@ concept watched_transport =
 
 /// The time limits, in nanoseconds.
 struct comm_coordinator_options {
-  std::uint32_t tag = 0x6370'0000;                ///< tag of its messages: nothing else uses it on these
-                                                  ///< ranks
-  std::uint64_t open_within_ns = 30'000'000'000;  ///< for the folder's lock, which a dead process may have
-                                                  ///< held
+  std::uint32_t tag = 0x6370'0000;  ///< tag of its messages; nothing else uses this tag on these ranks
+  /// For the folder's lock, which may still be a dead process's.
+  std::uint64_t open_within_ns = 30'000'000'000;
   std::uint64_t begin_within_ns = 1'800'000'000'000;   ///< for rank 0 to reach the step
   std::uint64_t commit_within_ns = 1'800'000'000'000;  ///< for the other ranks' files, and the commit
-  /// For the outcome of a checkpoint about which rank 0 has become silent.
+  /// For the outcome of a checkpoint, if rank 0 has become silent.
   std::uint64_t answer_within_ns = 60'000'000'000;
-  std::uint64_t poll_ns = 20'000'000;        ///< between two checks of ranks that are not being waited for
+  std::uint64_t poll_ns = 20'000'000;  ///< between two checks of ranks that this rank is not waiting for
   verification votes = verification::sizes;  ///< see `rank_session_options`
 };
 
 /// A `checkpoint_coordinator` for the ranks of a `communicator`: it uses messages where a `file_coordinator`
-/// uses files. It detects a dead rank at once, not by a deadline. The folder is the same: one file system for
-/// all ranks, with locks that reach them.
+/// uses files. It detects a dead rank at once, without a deadline. The folder is as there: one file system
+/// for all ranks, with locks that reach them.
 ///
 ///     communicator saves(endpoint, {.name = "checkpoints"});  // not the training's: another thread calls it
 ///     saves.join(saves.after(60'000'000'000)).value();
@@ -62,32 +62,33 @@ struct comm_coordinator_options {
 /// parts against the folder, merges and commits them, and announces the outcome. Messages of another round
 /// are dropped; messages of another epoch are never received.
 ///
-/// - **A rank dies**: rank 0 stops the round, and all learn which rank it was. A rank whose part has arrived
-///   is not needed: the commit continues without it.
-/// - **Rank 0 dies**: nothing is committed while any rank has not sent its part, and that rank says so at
-///   once. A rank that has sent its part looks into the folder. If the checkpoint is there, it is committed.
-///   If it is not and the folder's lock is free, no process can commit it now: it failed. If a silent but
-///   living process holds the lock for all of `answer_within_ns`, the answer is `durability_uncertain`. The
-///   same answer is given for a checkpoint found where folders cannot be renamed.
+/// - **A rank dies**: rank 0 stops the round, and all learn which rank it was. If that rank's part has
+///   arrived, the commit continues without the rank.
+/// - **Rank 0 dies**: if some rank has not sent its part, nothing is committed, and that rank says so at
+///   once. A rank that has sent its part looks into the folder. A checkpoint that is there is committed. If
+///   it is absent and the folder's lock is free, no process can commit it any longer, so it failed. If a
+///   silent but live process holds the lock for all of `answer_within_ns`, the answer is
+///   `durability_uncertain`. The answer is the same for a checkpoint found in a storage that cannot rename
+///   folders.
 /// - **A rank fails, or waits for too long**: it stops the round for all. If its part is already sent, it
 ///   asks rank 0 to stop, and rank 0 answers with the outcome.
 ///
-/// **Repair.** The owner of the ranks repairs them, as with any communicator, by `agree` and then `admit` or
-/// `shrink`, on all of them, between two checkpoints. Until then `begin` fails at once and names the dead.
-/// The coordinator does not continue without them by itself, because their state would not be saved: the
-/// remaining ranks redistribute the state and make new checkpointers. This object may stay; it continues in
-/// the new epoch, in which rank 0 may be a different process that takes over the folder. A slow rank breaks
-/// nothing: the next `begin` works.
+/// **Repair.** The owner of the ranks repairs them between two checkpoints, as with any communicator: by
+/// `agree` and then `admit` or `shrink`, on all of them. Until then `begin` fails at once and names the dead
+/// ranks. The coordinator does not continue without them by itself, because their state would not be saved:
+/// the remaining ranks redistribute the state and make new checkpointers. This object may stay; it continues
+/// in the new epoch, in which rank 0 may be a different process that takes over the folder. A slow rank
+/// breaks nothing: the next `begin` works.
 ///
 /// @par Complexity      a round: 4 messages per other rank, one of them its manifest, all to or from rank 0;
-///   N - 1 from a rank that stops it. Memory: rank 0 holds all parts.
+///   N - 1 messages from a rank that stops it. Memory: rank 0 holds all parts.
 /// @par Thread safety   one thread at a time, which owns the transport during the call.
 /// @par Errors          The constructor: as `checkpoint_folder`, on rank 0; `argument_error` before `join`.
 ///   `begin`: `ranks_missing` for dead and late ranks; `comm_error` for an epoch that was revoked, or
-///   continues without this rank; `checkpoint_stopped` when rank 0 could not begin; `io_error` when rank 0 is
-///   at a later step. `commit`: `ranks_missing`, `checkpoint_stopped`, `comm_error`, `argument_error` for a
-///   draft or a part of another round: nothing is committed, now or later; `durability_uncertain` as above,
-///   and as in `checkpoint_folder::commit`; `io_error` for other failures there.
+///   continues without this rank; `checkpoint_stopped` if rank 0 could not begin; `io_error` if rank 0 is at
+///   a later step. `commit`: after `ranks_missing`, `checkpoint_stopped`, `comm_error`, and `argument_error`
+///   for a draft or a part of another round, nothing is committed, now or later; `durability_uncertain` as
+///   above, and as in `checkpoint_folder::commit`; `io_error` for other failures there.
 /// @par Source          two phases: Gray, "Notes on Data Base Operating Systems", 1978; a rank that cannot
 ///   ask the coordinator asks the storage it writes to: after Gray and Lamport, "Consensus on Transaction
 ///   Commit", 2006.
@@ -103,7 +104,7 @@ class comm_coordinator {
   comm_coordinator(const comm_coordinator&) = delete;
   comm_coordinator& operator=(const comm_coordinator&) = delete;
 
-  /// This process's rank in the present epoch.
+  /// Returns this process's rank in the present epoch.
   [[nodiscard]] std::uint32_t rank() const noexcept { return to_index(ranks_->rank()); }
   [[nodiscard]] std::uint32_t world() const noexcept { return to_number(ranks_->world()); }
   [[nodiscard]] Storage& storage() noexcept { return *storage_; }
@@ -129,10 +130,10 @@ class comm_coordinator {
     phase at = phase::writing;
     bool is_there = false;                                    // committed, though its durability may be
                                                               // uncertain
-    bool has_asked = false;                                   // asked rank 0 to stop it
+    bool has_asked = false;                                   // has asked rank 0 to stop the round
     std::vector<std::optional<checkpoint_manifest>> parts{};  // held by rank 0
   };
-  /// Rank 0's message about a step: its draft, or why there is none now.
+  /// Rank 0's message about a step: its draft, or the reason why there is none.
   struct announcement {
     std::uint64_t number = 0;
     checkpoint_draft draft{};

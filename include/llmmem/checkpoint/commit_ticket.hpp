@@ -22,10 +22,10 @@ inline namespace v0 {
 /// The progress of a checkpoint. All values except `pending` are final.
 enum class commit_status : std::uint8_t {
   pending,               ///< being copied or written
-  committed,             ///< it survives any crash
-  not_committed,         ///< it does not exist, and will not
-  durability_uncertain,  ///< if it exists it is complete, but the system did not confirm that it exists or
-                         ///< lasts
+  committed,             ///< the checkpoint survives any crash
+  not_committed,         ///< the checkpoint does not exist, and never will
+  durability_uncertain,  ///< if the checkpoint exists, it is complete, but the system did not confirm that it
+                         ///< exists or lasts
 };
 
 /// Returns the status in words.
@@ -63,7 +63,8 @@ struct commit_record {
   commit_status status = commit_status::pending;
   std::string why{};
   std::uint64_t generation = 0;
-  /// For state that only its owner can copy: the waiting owner calls it. Null once the state is copied.
+  /// For a state that only its owner can copy: the owner calls this while it waits. Null once the state is
+  /// copied.
   void (*stage)(void* checkpointer, std::uint64_t until) = nullptr;
   void* checkpointer = nullptr;
   ::pthread_t owner{};
@@ -87,14 +88,14 @@ class commit_ticket {
     return record_->status;
   }
   [[nodiscard]] bool is_committed() const { return status() == commit_status::committed; }
-  /// Why it is not committed, or not certainly; empty if there is no problem.
+  /// Returns why the checkpoint is not committed, or not certainly; empty if there is no problem.
   [[nodiscard]] std::string why() const {
     if (record_ == nullptr) return "no checkpoint was requested";
     const std::scoped_lock lock(record_->mutex);
     return record_->why;
   }
   [[nodiscard]] std::uint64_t step() const noexcept { return record_ == nullptr ? 0 : record_->step; }
-  /// The checkpoint's number; 0 until it has one.
+  /// Returns the checkpoint's generation; 0 until it has one.
   [[nodiscard]] std::uint64_t generation() const {
     if (record_ == nullptr) return 0;
     const std::scoped_lock lock(record_->mutex);
@@ -119,7 +120,7 @@ class commit_ticket {
         lock.lock();
         continue;
       }
-      // At most as long as a clock can be set for; then it checks again.
+      // Waits at most as long as a clock can be set for, and then checks again.
       const std::uint64_t left = limit_ns - waited < day_ns ? limit_ns - waited : day_ns;
       record.settled.wait_for(lock, std::chrono::nanoseconds(static_cast<std::int64_t>(left)));
     }

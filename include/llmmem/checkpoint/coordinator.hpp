@@ -1,6 +1,6 @@
 /// @file
-/// `checkpoint_coordinator`: how the ranks of a checkpoint agree that it is complete; and the coordinator for
-/// a single rank.
+/// `checkpoint_coordinator`: how the ranks of a checkpoint agree that it is complete. Also the coordinator
+/// for a single rank.
 #pragma once
 
 #include <llmmem/checkpoint/folder.hpp>
@@ -22,15 +22,13 @@ inline namespace v0 {
 /// - `rank()`, `world()`     this rank, and the number of ranks.
 /// - `begin(step)`           returns the draft of that step, the same for all ranks: one rank makes it and
 ///   announces it to the others.
-/// - `commit(draft, part)`   declares this rank's files, listed in `part`, synced; returns once the
+/// - `commit(draft, part)` declares this rank's files, listed in `part`, as synced; returns when the
 ///   checkpoint of all ranks is committed. Throws as `checkpoint_folder::commit`.
-/// - `abandon(draft, why)`   declares that this rank's files will not come. Returns the earlier reason if the
-///   checkpoint was already stopped: that is the true reason, because this rank's failure may be a
-///   consequence.
-/// - `tidy()`                called after a commit; returns what went wrong, or nothing. Never undoes the
-///   commit.
+/// - `abandon(draft, why)` declares that this rank's files will not come. If the checkpoint was already
+///   stopped, returns the earlier reason, because this rank's failure may be a consequence of it.
+/// - `tidy()` called after a commit; returns a description of problems, or nothing. Never undoes the commit.
 ///
-/// One thread at a time, not always the same.
+/// One thread at a time calls these, and not always the same one.
 template <class C>
 concept checkpoint_coordinator =
     requires(C& coordinator, const C& seen, std::uint64_t step, const checkpoint_draft& draft,
@@ -101,7 +99,7 @@ class coordinator_ref {
   const detail::coordinator_table* table_;
 };
 
-/// The coordinator of a single rank: its decision is final.
+/// The coordinator of a single rank, which decides alone.
 template <checkpoint_storage Storage, retention_policy Retention = keep_last_and_every>
 class solo_coordinator {
  public:

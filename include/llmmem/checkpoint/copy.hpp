@@ -1,6 +1,6 @@
 /// @file
-/// `copy_checkpoint`: copies a checkpoint to another folder, or folds it within its own, and verifies it on
-/// the way.
+/// `copy_checkpoint` and `compact_checkpoint`: copy a checkpoint to another folder, or fold it within its
+/// own, and verify it on the way.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -28,16 +28,16 @@ enum class copy_generation : std::uint8_t {
 /// The options of a copy.
 struct copy_options {
   copy_generation generation = copy_generation::same;
-  /// Read and written alternately in two halves; all the memory that a copy takes, in addition to the
-  /// manifest. At least 2.
+  /// The memory that a copy takes in addition to the manifest: two halves, one read into while the other is
+  /// written. At least 2.
   std::uint64_t buffer_bytes = std::uint64_t{8} << 20;
 };
 
 /// The progress of a copy.
 struct copy_progress {
-  checkpoint_id id{};        ///< of the copy
+  checkpoint_id id{};        ///< the id of the copy
   std::uint64_t bytes = 0;   ///< of all files
-  std::uint64_t copied = 0;  ///< read, and being written
+  std::uint64_t copied = 0;  ///< bytes read so far; they are written or being written
 };
 
 /// Whether a copy continues.
@@ -83,7 +83,7 @@ class copy_watch_ref {
   copy_verdict (*ask_)(void* watch, const copy_progress& progress) = nullptr;
 };
 
-/// A caller stopped a copy. It leaves nothing behind.
+/// The caller's watch stopped a copy, which leaves nothing behind.
 class copy_stopped : public error {
  public:
   using error::error;
@@ -95,12 +95,12 @@ struct copy_report {
   std::uint64_t bytes = 0;  ///< of all files
 };
 
-/// Returns the manifest of the checkpoint if it were full, with no chunks in earlier ones. Equal for a
-/// checkpoint and its copies of the same generation.
+/// Returns the manifest that the checkpoint would have as a full one, without chunks in earlier ones. It is
+/// equal for a checkpoint and its copies of the same generation.
 [[nodiscard]] checkpoint_manifest folded_manifest(const checkpoint_manifest& what);
 
 /// Copies a checkpoint into a folder with that folder's commit protocol: when this returns, the copy survives
-/// any crash; when it throws, there is no copy.
+/// any crash; if it throws, there is no copy.
 ///
 ///     const checkpoint_search search = find_checkpoint(local, verification::sizes);
 ///     checkpoint_folder folder(durable);
@@ -115,21 +115,21 @@ struct copy_report {
 /// @par Complexity      reads and writes the bytes of the checkpoint once; `buffer_bytes` of memory.
 /// @par Thread safety   `to` as every folder: one thread at a time. `from` is only read.
 /// @throws format_error    for a damaged chunk: the file, the bytes in it, and both checksums.
-/// @throws copy_stopped    when `watch` stops it.
-/// @throws argument_error  when the generation should be the same and already exists.
+/// @throws copy_stopped    if `watch` stops it.
+/// @throws argument_error  if the generation should be the same and already exists.
 /// @throws length_error    for a buffer of fewer than 2 bytes.
 /// @throws durability_uncertain  as `checkpoint_folder::commit`: the copy is visible, but a crash may remove
 ///   it. Other errors as there, and `storage_error`.
 copy_report copy_checkpoint(storage_ref from, const found_checkpoint& what, checkpoint_folder_base& to,
                             const copy_options& options = {}, copy_watch_ref watch = {});
 
-/// Folds the newest checkpoint of a folder, which takes chunks from earlier ones, into one that has all its
-/// own, as the newest of the folder. Once a retention drops the original, those earlier ones can go with it
+/// Folds the newest checkpoint of a folder, which takes chunks from earlier ones, into a full one, which
+/// becomes the newest of the folder. Once a retention drops the original, those earlier ones can go with it
 /// (`checkpoint_folder::tidy`, which this does not call).
-/// @pre no draft of the folder is open: it would be committed as an older one.
-/// @par Complexity      as `copy_checkpoint`, even if the original is already whole.
+/// @pre no draft of the folder is open, because it would be committed as an older checkpoint.
+/// @par Complexity      as `copy_checkpoint`, even if the original is already full.
 /// @par Thread safety   as every folder: one thread at a time.
-/// @throws argument_error  when it is not the newest: its copy would appear newer than its successors. Other
+/// @throws argument_error  if it is not the newest: its copy would appear newer than its successors. Other
 ///   errors as `copy_checkpoint`.
 copy_report compact_checkpoint(checkpoint_folder_base& folder, const found_checkpoint& what,
                                copy_options options = {}, copy_watch_ref watch = {});

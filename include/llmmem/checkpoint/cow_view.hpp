@@ -21,7 +21,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The bytes of tensors at one moment, in `cow_range`s that continue to change: snapshots of them.
+/// The bytes of tensors at one moment: snapshots of `cow_range`s that continue to change.
 ///
 ///     struct my_traits : checkpointer_traits { using view_type = cow_state_view; };
 ///     cow_range state(state_bytes, spare_bytes);  // before the checkpointer: it outlives the views
@@ -44,28 +44,28 @@ inline namespace v0 {
 ///     };
 ///     std::span<std::byte> weights = state.write(offset, bytes, by_waiting).value();
 ///
-/// So a pool of any size is correct; a larger one stalls less. Pages return all at once, when the whole
-/// snapshot has been read. Snapshots are read in the order in which they were begun: waiting for the newest
-/// means waiting for all. A snapshot requested while `max_snapshots` are alive is refused, so allow for
-/// `checkpointer_options::max_pending` and one more.
+/// So a pool of any size is correct; a larger one stalls less. All pages return at once, when the whole
+/// snapshot has been read. Snapshots are read in the order in which they began, so a wait for the newest is a
+/// wait for all. A snapshot is refused while `max_snapshots` are alive, so set that to at least
+/// `checkpointer_options::max_pending` + 1.
 ///
 /// Copies of a view share its snapshots, which the last copy releases.
 ///
-/// @par Complexity      O(ranges + tensors) to take, and O(1) for each snapshot of one range that the others
-///   lack. `is_unchanged_since` O(log(changed runs)); the first call for a tag O(pages), with 16 bytes per
-///   run.
-/// @par Thread safety   taken by the writer of the ranges; then each view is read by any one thread, copies
-///   by several. The ranges, their bytes and their pools outlive it: see `snapshot_guard`.
-/// @par Errors          the constructor throws `argument_error` for no range, a null range or a duplicate,
-///   and `out_of_memory` for a refused snapshot.
+/// @par Complexity      to take one, O(ranges + tensors), and O(1) for each snapshot of one range that the
+///   others lack. `is_unchanged_since` O(log(changed runs)); the first call for a tag O(pages), with 16 bytes
+///   per run.
+/// @par Thread safety   the writer of the ranges takes a view; then any one thread at a time may read it, and
+///   several threads may read copies. The ranges, their bytes and their pools outlive it: see
+///   `snapshot_guard`.
+/// @par Errors          the constructor throws `argument_error` for an empty list, a null range or a
+///                      duplicate, and `out_of_memory` for a refused snapshot.
 class cow_state_view {
  public:
   static constexpr bool is_concurrent = true;
   static constexpr bool is_stable = true;
 
-  /// Takes a snapshot of each range, all with the same version number `version`: one above the highest of any
-  /// of them.
-  /// @param places  of each tensor, in the order of their descriptions: ranges are its sources.
+  /// Takes a snapshot of each range, all with the same version number: one above the highest of any of them.
+  /// @param places  the place of each tensor, in the order of their descriptions; its source is a range.
   cow_state_view(std::span<cow_range* const> ranges, const view_list<state_place>& places) : places_(places) {
     std::uint64_t newest = 0;
     for (const cow_range* each : ranges) {
@@ -83,7 +83,7 @@ class cow_state_view {
     detail::add_places(history_, places_.entries());
   }
 
-  /// @throws argument_error  when a tensor has fewer bytes than described, or is not inside a range.
+  /// @throws argument_error  if a tensor has fewer bytes than described, or is not inside a range.
   void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
     const state_place& place =
         detail::place_of(places_.entries(), tensor, offset, into.size(), "cow_state_view");
@@ -94,7 +94,7 @@ class cow_state_view {
   /// See `change_tracking_view`. Views of other ranges or places do not know this version, even if a new
   /// range replaced another in the same place.
   [[nodiscard]] std::uint64_t version() const noexcept { return history_.tag(version_); }
-  /// By pages. `version` is that of a view of the same ranges, which may have been destroyed.
+  /// Decides by pages. `version` is that of a view of the same ranges, which may have been destroyed.
   /// @throws argument_error  as `copy_out`; `std::bad_alloc`.
   [[nodiscard]] bool is_unchanged_since(std::uint64_t version, std::uint32_t tensor, std::uint64_t offset,
                                         std::uint64_t bytes) const {
@@ -105,7 +105,7 @@ class cow_state_view {
     if (number != since_) look_since(number);
     const std::uint64_t begin = place.offset + offset;
     const std::vector<run>& runs = changed_[place.source];
-    // The first run that ends after `begin`.
+    // Finds the first run that ends after `begin`.
     std::size_t low = 0;
     for (std::size_t high = runs.size(); low < high;) {
       const std::size_t middle = low + (high - low) / 2;
@@ -122,7 +122,7 @@ class cow_state_view {
 
  private:
   struct run {
-    std::uint64_t begin = 0;  // bytes of its range, whole pages
+    std::uint64_t begin = 0;  // first byte in the range; runs are whole pages
     std::uint64_t end = 0;
   };
 
@@ -169,8 +169,9 @@ class cow_state_view {
   std::uint64_t version_ = 0;      // of each range
   detail::history_tag history_{};  // the history to which those versions belong
   detail::shared_part<std::vector<cow_snapshot>> snapshots_{std::in_place};
-  mutable std::uint64_t since_ = 0;                  // the version looked up last
-  mutable std::vector<std::vector<run>> changed_{};  // of each range since then, in order
+  mutable std::uint64_t since_ = 0;  // the version looked up last
+  // The runs of each range that have changed since then, in order.
+  mutable std::vector<std::vector<run>> changed_{};
 };
 
 static_assert(change_tracking_view<cow_state_view> && is_stable_view<cow_state_view>);

@@ -22,8 +22,8 @@ inline namespace v0 {
 struct file_coordinator_options {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
-  std::chrono::nanoseconds join_within = std::chrono::minutes(5);     ///< from construction until all have
-                                                                      ///< joined
+  /// From construction until all ranks have joined.
+  std::chrono::nanoseconds join_within = std::chrono::minutes(5);
   std::chrono::nanoseconds begin_within = std::chrono::minutes(30);   ///< for rank 0 to reach the step
   std::chrono::nanoseconds commit_within = std::chrono::minutes(30);  ///< for the other ranks' files, and the
                                                                       ///< commit
@@ -32,32 +32,32 @@ struct file_coordinator_options {
 };
 
 /// A `checkpoint_coordinator` for several ranks, as processes on one or several machines, without a network:
-/// they find each other in the folder of checkpoints (`rank_session` describes the protocol and its
-/// protections).
+/// they find each other in the folder of checkpoints. `rank_session` describes the protocol and its
+/// protections.
 ///
 ///     posix_storage storage("/shared/run-7");
 ///     file_coordinator coordinator(storage, {.rank = rank, .world = world});   // waits for all ranks
 ///     async_checkpointer<traits> checkpointer(coordinator, rank_state(tensors, split, rank));
 ///
-/// Suitable for checkpoints at intervals of minutes: a commit takes several looks at the folder, `poll`
-/// apart. The folder must be one file system for all ranks, with locks that reach all of them and names that
-/// all see soon (a local one, or NFS 4, Lustre and others mounted with locks).
+/// Suitable for checkpoints at intervals of minutes, because a commit takes several looks at the folder,
+/// `poll` apart. The folder must be one file system for all ranks, with locks that reach all of them and
+/// names that all soon see (a local one, or NFS 4, Lustre and others mounted with locks).
 ///
 /// Every wait has a deadline, and the error names the missing ranks. A rank that fails or gives up stops the
-/// checkpoint for all at once; the next one starts from scratch. A process that dies loses its rank's place:
-/// all ranks then make new coordinators, in any order.
+/// checkpoint for all ranks at once; the next checkpoint starts from scratch. A process that dies loses its
+/// rank's place: all ranks then make new coordinators, in any order.
 ///
 /// @par Thread safety   one thread at a time.
 /// @par Errors          the constructor: as `rank_session`, and `ranks_missing`. `begin` and `commit`:
-///   `ranks_missing`, and as `try_begin`, `vote` and `try_conclude`. `durability_uncertain` also when this
-///   rank has voted and cannot learn whether rank 0 committed: only the folder shows it.
+///   `ranks_missing`, and as `try_begin`, `vote` and `try_conclude`. `durability_uncertain` also if this rank
+///   has voted and cannot learn whether rank 0 committed; only the folder shows it.
 template <checkpoint_storage Storage, retention_policy Retention = keep_last_and_every,
           rank_waiter Waiter = sleeping_waiter>
 class file_coordinator {
  public:
   using storage_type = Storage;
 
-  /// Returns once all ranks have joined.
+  /// Returns when all ranks have joined.
   explicit file_coordinator(Storage& storage, const file_coordinator_options& options,
                             Retention retention = {}, Waiter waiter = {})
       : session_(storage, {.rank = options.rank, .world = options.world, .votes = options.votes}),
@@ -136,8 +136,8 @@ class file_coordinator {
       waiter_.pause(options_.poll);
     }
   }
-  /// For any failure: the others may have continued, so whether it is committed must not be guessed. A
-  /// problem in stopping matters less than the original failure.
+  /// Stops the round after any failure, because the others may have continued, and a guess whether it is
+  /// committed would be wrong. A problem while stopping matters less than the original failure.
   void stop(const checkpoint_draft& draft, const std::string& why) {
     try {
       session_.stop(draft, why);

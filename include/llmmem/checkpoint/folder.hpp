@@ -1,5 +1,5 @@
 /// @file
-/// `checkpoint_folder`: checkpoints that exist whole or not at all, through any crash.
+/// `checkpoint_folder`: checkpoints that are complete or absent, through any crash.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -22,14 +22,14 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A commit became visible, but the system did not confirm that it lasts, or even that it exists: after a
-/// crash the checkpoint may exist or not; if it does, it is complete.
+/// A commit may have become visible, but the system did not confirm that it lasts, or even that it exists.
+/// After a crash the checkpoint may be there or not; if it is, it is complete.
 class durability_uncertain : public io_error {
  public:
   using io_error::io_error;
 };
 
-/// Another process took over the folder: this object may no longer commit to it.
+/// Another process took over the folder, so this object may no longer commit to it.
 class fenced : public io_error {
  public:
   using io_error::io_error;
@@ -38,8 +38,8 @@ class fenced : public io_error {
 /// The step that makes a checkpoint visible.
 enum class commit_method : std::uint8_t {
   rename,    ///< its folder gets its final name, atomically
-  manifest,  ///< its manifest is written last, if folders cannot be renamed; readers ignore a folder without
-             ///< one
+  manifest,  ///< for a storage that cannot rename folders: its manifest is written last, and readers ignore a
+             ///< folder without one
 };
 
 /// Returns the method in words.
@@ -64,12 +64,12 @@ struct checkpoint_draft {
 ///     folder.commit(draft, manifest);                     // when it returns, the checkpoint survives any
 ///     crash folder.tidy(keep_last_and_every{.last = 3});
 ///
-/// A commit has these steps, in order: the caller has created and synced the files; the manifest is written
-/// and synced; the names in the draft's folder are synced; that folder is renamed to the checkpoint's name,
-/// never onto another; the folder of checkpoints is synced. Only then does `commit` return. At any moment,
-/// and after any crash, each folder named `step-...` is a complete checkpoint. If folders cannot be renamed,
-/// the draft has its final name from the beginning, and becomes a checkpoint when its manifest is written,
-/// last of all (`method()` says which); there, a folder without a manifest is not a checkpoint.
+/// A commit has these steps, in order: the caller has created and synced the files; `commit` writes and syncs
+/// the manifest, syncs the names in the draft's folder, renames that folder to the checkpoint's name, never
+/// onto another, and syncs the folder of checkpoints. Only then does it return. At any moment, and after any
+/// crash, each folder named `step-...` is a complete checkpoint. If the storage cannot rename folders (see
+/// `method()`), the draft has its final name from the beginning, and becomes a checkpoint when its manifest
+/// is written, last of all; a folder without a manifest is then not a checkpoint.
 ///
 /// @par Complexity      a commit makes 6 storage calls, three of them syncs, in addition to those for the
 ///   files.
@@ -82,46 +82,47 @@ class checkpoint_folder_base {
  public:
   /// Takes the lock, reads the highest generation, determines the commit method, and removes drafts and
   /// trash.
-  /// @throws io_error  when another process holds the lock.
+  /// @throws io_error  if another process holds the lock.
   explicit checkpoint_folder_base(storage_ref storage);
   checkpoint_folder_base(const checkpoint_folder_base&) = delete;
   checkpoint_folder_base& operator=(const checkpoint_folder_base&) = delete;
 
   /// Returns a new draft, with a generation and a folder that were never used.
   ///
-  /// If the lock's file was removed, so that this object no longer holds the lock, the lock is taken again: a
-  /// save in progress fails, the next one works. This is refused while another process has the lock, and
-  /// permanently once another process has committed here.
-  /// @throws fenced  when the lock was taken away.
+  /// If the lock's file was removed, this object no longer holds the lock, and takes it again: a save in
+  /// progress fails, the next one works. This is refused while another process has the lock, and permanently
+  /// once another process has committed here.
+  /// @throws fenced  if another process took the lock.
   [[nodiscard]] checkpoint_draft begin(std::uint64_t step);
 
   /// Returns a new draft of a given generation: a copy has the generation of its original. Later drafts of
-  /// `begin` have higher ones. First removes what `abandon` could not remove of that generation.
-  /// @throws argument_error  when anything else of that generation exists: a checkpoint of any step, a draft,
-  ///   or trash.
+  /// `begin` have higher ones. First removes remains of that generation that `abandon` could not remove.
+  /// @throws argument_error  if anything else of that generation exists: a checkpoint of any step, a draft,
+  ///                         or trash.
   [[nodiscard]] checkpoint_draft begin_as(const checkpoint_id& id);
 
-  /// Makes later drafts use generations above that one, which others may have used elsewhere. This is not
-  /// stored: call it again after reopening the folder.
+  /// Makes later drafts use generations above that one, because other runs may have used it elsewhere. This
+  /// is not stored: call it again after the folder is reopened.
   void raise_generation(std::uint64_t at_least) noexcept {
     if (generation_ < at_least) generation_ = at_least;
   }
 
-  /// Prevents `tidy` from removing these generations, regardless of what a retention returns, because they
-  /// are being read. Replaces the set given before.
+  /// Keeps `tidy` from removing these generations, regardless of the retention, because they are being read.
+  /// Replaces the previous set.
   void hold(std::vector<std::uint64_t> generations) noexcept { held_ = std::move(generations); }
 
   /// Makes the draft a checkpoint. @pre each file of the manifest exists and is synced. Checks that the
   /// earlier checkpoints it refers to exist.
-  /// @throws durability_uncertain  when it is visible but may not survive a crash; and when its rename is
-  ///   reported as failed and the folder cannot be examined: a file server may complete a call whose answer
-  ///   is lost. A rename found complete is a commit.
-  ///   It is also thrown when the lock was taken away while the draft got its name (`checkpoint_storage`'s
-  ///   lease files): another process may have the folder, and may not know of it.
-  /// @throws fenced                when the lock was taken away.
+  /// @throws durability_uncertain  if the checkpoint is visible but may not survive a crash, and if its
+  ///                               rename is reported as failed and the folder cannot be examined: a file
+  ///                               server may complete a call and lose the answer. A rename found complete is
+  ///                               a commit. Also if the lock was taken away while the draft got its name
+  ///                               (`checkpoint_storage`'s lease files): another process may have the folder
+  ///                               without knowing of the checkpoint.
+  /// @throws fenced                if another process took the lock.
   /// @throws argument_error        for a manifest of another draft.
-  /// @throws storage_error         for everything else: nothing was committed, and the draft should be
-  ///   abandoned.
+  /// @throws storage_error         for all other failures: nothing was committed, and the caller should
+  ///                               abandon the draft.
   void commit(const checkpoint_draft& draft, const checkpoint_manifest& manifest);
 
   /// Removes a draft as far as possible. The rest is removed when its generation is requested again
@@ -129,17 +130,17 @@ class checkpoint_folder_base {
   void abandon(const checkpoint_draft& draft) noexcept;
 
   /// Updates LATEST and removes checkpoints that the retention no longer keeps, after a commit. Neither the
-  /// next commit nor a reader needs it. A problem with one checkpoint does not affect the others: a
-  /// checkpoint that cannot be removed stays, with those it refers to, and removal is retried next time, also
-  /// of partly removed ones. Checkpoints that a reader holds (`checkpoint_hold`) stay, with those they refer
-  /// to. If a checkpoint's folder is a symbolic link, only the link is removed, not its target.
+  /// next commit nor a reader needs it. A problem with one checkpoint does not affect the others. A
+  /// checkpoint that cannot be removed stays, with those it refers to; the next call tries again, also for
+  /// partly removed ones. Checkpoints that a reader holds (`checkpoint_hold`) stay, with those they refer to.
+  /// If a checkpoint's folder is a symbolic link, only the link is removed, not its target.
   /// @return the checkpoints that were removed.
   /// @throws io_error  at the end, with each problem: a checkpoint or its files that cannot be removed,
   ///   LATEST that cannot be written, an existing manifest that cannot be read now (it may refer to any older
   ///   checkpoint, so none of those was removed).
   std::vector<checkpoint_id> tidy(retention_ref retention);
 
-  /// Returns the checkpoints that `tidy` would remove: none to which a remaining one refers.
+  /// Returns the checkpoints that `tidy` would remove; no remaining one refers to any of them.
   [[nodiscard]] std::vector<checkpoint_id> removable(retention_ref retention);
   [[nodiscard, deprecated("call removable()")]] std::vector<checkpoint_id> superfluous(
       retention_ref retention) {
@@ -147,7 +148,7 @@ class checkpoint_folder_base {
   }
 
   [[nodiscard]] commit_method method() const noexcept { return method_; }
-  /// The generation of the last draft, or the last one known.
+  /// Returns the generation of the last draft, or the last known one.
   [[nodiscard]] std::uint64_t generation() const noexcept { return generation_; }
   [[nodiscard]] storage_ref storage() const noexcept { return storage_; }
 
@@ -165,7 +166,8 @@ class checkpoint_folder_base {
   };
   struct leaving_list {
     std::vector<leaving_checkpoint> all{};
-    std::string unread{};  // why the references of a remaining one are unknown: nothing older is removed
+    // Why the references of a remaining checkpoint are unknown; nothing older is removed then.
+    std::string unread{};
   };
   class troubles;
 

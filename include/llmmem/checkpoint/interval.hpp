@@ -24,7 +24,7 @@ namespace detail {
 /// Within two units in the last place of a normal number. @pre `x >= 0`.
 [[nodiscard]] constexpr double newton_sqrt(double x) noexcept {
   if (x == 0 || x == never_s) return x;
-  // Halving the exponent starts within a few per cent; the first step lands above the root, later ones
+  // Half the exponent is a start within a few per cent; the first step lands above the root, and later ones
   // descend.
   const auto bits = std::bit_cast<std::uint64_t>(x);
   auto root = std::bit_cast<double>((bits >> 1) + (std::uint64_t{0x1FF8} << 48));
@@ -84,11 +84,11 @@ constexpr double checked_mtbf(double value, const char* who) {
 
 }  // namespace detail
 
-// The functions below take and return seconds. `save_s` is how long the application pauses for one save
-// (for an asynchronous one: the stall, not the time until it is durable), `mtbf_s` the mean time between
-// failures of the whole job, `recovery_s` the time from a failure until it computes again, `work_s` the
-// computing between two saves. All throw `argument_error` for NaN, negative numbers, an mtbf of 0, and
-// infinite times except mtbf.
+// The functions below take and return seconds. `save_s` is the pause of the application for one save (for an
+// asynchronous one the stall, not the time until it is durable), `mtbf_s` the mean time between failures of
+// the whole job, `recovery_s` the time from a failure until the job computes again, `work_s` the computing
+// time between two saves. All throw `argument_error` for NaN, negative numbers, an mtbf of 0, and infinite
+// times except mtbf.
 //
 // If a save costs nothing the result is 0: save at every step. For a job that never fails (`never_s`) it is
 // `never_s`, unless saves cost nothing.
@@ -118,7 +118,7 @@ constexpr double checked_mtbf(double value, const char* who) {
 
 /// Returns the period from the beginning of one save to the beginning of the next that gives the highest
 /// availability: save + sqrt(2 (mtbf + recovery) save + save^2) (Saxena et al., arXiv 2410.18124). It
-/// maximises (1 - save / period) mtbf / (mtbf + recovery + period / 2). Minus the save, it is comparable with
+/// maximises (1 - save / period) mtbf / (mtbf + recovery + period / 2). Subtract the save to compare it with
 /// the two above.
 [[nodiscard]] constexpr double availability_period(double save_s, double mtbf_s, double recovery_s) {
   detail::checked_finite(save_s, "availability_period", "save_s");
@@ -129,10 +129,10 @@ constexpr double checked_mtbf(double value, const char* who) {
   return save_s + detail::newton_sqrt(save_s) * detail::newton_sqrt(2 * (mtbf_s + recovery_s) + save_s);
 }
 
-/// Returns the share of all time that becomes saved work, when failures come at random at a constant rate,
-/// also during saves and recovery: work / (mtbf e^(recovery / mtbf) (e^((work + save) / mtbf) - 1)), Daly's
-/// complete model. Exact for saves that stop the work; 0 for no work unless saves are free, 0 for endless
-/// work unless nothing fails.
+/// Returns the share of all time that becomes saved work, if failures come at random at a constant rate, also
+/// during saves and recovery: work / (mtbf e^(recovery / mtbf) (e^((work + save) / mtbf) - 1)), Daly's
+/// complete model. Exact for saves that stop the work. 0 for no work, unless saves are free; 0 for endless
+/// work, unless nothing fails.
 [[nodiscard]] constexpr double expected_availability(double work_s, double save_s, double mtbf_s,
                                                      double recovery_s) {
   detail::checked_seconds(work_s, "expected_availability", "work_s");
@@ -149,7 +149,7 @@ constexpr double checked_mtbf(double value, const char* who) {
   return work_s / (mtbf_s * recovering * detail::exp_minus_one((work_s + save_s) / mtbf_s));
 }
 
-/// Returns what saving alone adds to the time of the work: save / work. Infinite for saves without work
+/// Returns the time of saves relative to that of the work: save / work. Infinite for saves without work
 /// between them.
 [[nodiscard]] constexpr double save_overhead(double work_s, double save_s) {
   detail::checked_seconds(work_s, "save_overhead", "work_s");
@@ -164,42 +164,41 @@ struct interval_options {
   double stall_s = 0;           ///< time that a save stalls the steps
   double durable_s = 0;         ///< from the beginning of a save until it survives a crash
   double mtbf_s = 24 * 3600.0;  ///< expected before the first failure; `never_s`: never
-  /// The weight of `mtbf_s`, in failures. 1: the second failure already weighs as much; more: it adapts more
-  /// slowly.
+  /// The weight of `mtbf_s`, in failures. With 1, the first observed failure weighs as much; with more, the
+  /// tuner adapts more slowly.
   double prior_failures = 1;
   double recovery_s = 0;  ///< after a failure, for the expected availability
-  /// The most that saving may add to the time of the steps. The default is CheckFreq's bound (Mohan,
-  /// Phanishayee, Chidambaram, FAST 2021). Above 0.
+  /// The most that saves may add to the time of the steps, as a ratio. The default is CheckFreq's bound
+  /// (Mohan, Phanishayee, Chidambaram, FAST 2021). Above 0.
   double overhead_cap = 0.035;
 };
 
-/// What determined an interval.
+/// The limit that determined an interval.
 enum class interval_bound : std::uint8_t {
   failures,    ///< the optimum for the failure rate
   overhead,    ///< the cap on overhead requires fewer saves
   durability,  ///< the previous save must first be durable
 };
 
-/// Save every `steps` steps.
+/// An interval: save every `steps` steps.
 struct save_interval {
   std::uint64_t steps = 1;  ///< at least 1; `never_steps` when nothing ever fails and saves cost time
   interval_bound bound = interval_bound::failures;
   double work_s = 0;        ///< time of these steps
   double overhead = 0;      ///< added by saving, see `save_overhead`
-  double availability = 0;  ///< see `expected_availability`; does not include what a save in progress would
-                            ///< lose
+  double availability = 0;  ///< see `expected_availability`; ignores the loss of a save in progress
 };
 
 /// Computes how often to save, from measured steps and saves and the observed failures.
 ///
-/// The optimum is Daly's, for the stall: an asynchronous save costs only that. The time until it is durable
-/// changes what a failure loses, but not the position of the optimum. Then the interval is lengthened until
-/// saving stays within the cap and the next save does not begin before the last is durable. Step and stall
-/// times are running means (an eighth of each new value); for stall and durable time the last value is used
-/// if it is larger. The failure rate is that of a gamma prior: (prior failures + seen) / (prior failures x
-/// mtbf + observed time).
+/// The optimum is Daly's, computed for the stall, because an asynchronous save costs only that. The time
+/// until the save is durable changes the loss by a failure, but not the position of the optimum. The interval
+/// is then lengthened until saves stay within the cap, and each begins after the previous one is durable.
+/// Step and stall times are running means (an eighth of each new value); for stall and durable time, the last
+/// value counts if it is larger. The failure rate is that of a gamma prior: (prior failures + seen) / (prior
+/// failures x mtbf + observed time).
 ///
-/// A plain value; the same observations give the same answers. O(1) each, nothing is allocated.
+/// A plain value; the same observations give the same answers. Each call is O(1), and allocates nothing.
 ///
 /// @par Thread safety   as a plain value.
 /// @par Errors          `argument_error` for invalid times; the tuner is unchanged.
@@ -250,13 +249,14 @@ class interval_tuner {
     failures_ += static_cast<double>(failures);
   }
 
-  /// The mean time between failures, as far as it is known.
+  /// Returns the present estimate of the mean time between failures.
   [[nodiscard]] constexpr double mtbf_s() const noexcept {
     if (options_.mtbf_s == never_s) return failures_ == 0 ? never_s : observed_s_ / failures_;
     return (options_.prior_failures * options_.mtbf_s + observed_s_) / (options_.prior_failures + failures_);
   }
   [[nodiscard]] constexpr double step_s() const noexcept { return options_.step_s; }
-  /// The larger of the last stall and their mean; similarly for the time until durable.
+  /// Returns the larger of the last stall and the mean stall; `durable_s` does the same for the time until
+  /// durable.
   [[nodiscard]] constexpr double stall_s() const noexcept { return larger(options_.stall_s, last_stall_s_); }
   [[nodiscard]] constexpr double durable_s() const noexcept {
     return larger(options_.durable_s, last_durable_s_);
@@ -266,7 +266,7 @@ class interval_tuner {
   [[nodiscard]] constexpr save_interval interval() const {
     const double step = step_s();
     const double stall = stall_s();
-    // A failure seen in no time at all with the prior `never_s`: save as often as possible.
+    // Not 0: after a failure in zero observed time with the prior `never_s`, save as often as possible.
     const double mtbf = larger(mtbf_s(), std::numeric_limits<double>::min());
     save_interval found{};
     found.steps = best_steps(step, stall, mtbf);
@@ -288,13 +288,13 @@ class interval_tuner {
  private:
   [[nodiscard]] static constexpr double larger(double a, double b) noexcept { return a > b ? a : b; }
 
-  // The fewest steps that take `seconds`, robust against the rounding of a division.
+  // Returns the fewest steps that take `seconds`, robust against the rounding of a division.
   [[nodiscard]] static constexpr std::uint64_t steps_of(double seconds, double step) noexcept {
     const std::uint64_t steps = detail::ceil_steps(seconds / step);
     return steps != never_steps && static_cast<double>(steps) * step < seconds ? steps + 1 : steps;
   }
 
-  // The better of the two step counts on either side of Daly's interval.
+  // Returns the better of the two step counts next to Daly's interval.
   [[nodiscard]] constexpr std::uint64_t best_steps(double step, double stall, double mtbf) const {
     const std::uint64_t above = detail::ceil_steps(daly_interval(stall, mtbf) / step);
     if (above <= 1) return 1;

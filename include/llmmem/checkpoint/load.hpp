@@ -1,5 +1,5 @@
 /// @file
-/// Loads a checkpoint: whole tensors or parts of them, regardless of the parts in which they were saved.
+/// Loads a checkpoint: tensors or parts of them, regardless of the parts in which they were saved.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -32,7 +32,7 @@ class file_chunks;
 /// A requested tensor, or part of one.
 struct wanted_tensor {
   std::string name{};
-  std::optional<element_runs> part{};  ///< none: all of it
+  std::optional<element_runs> part{};  ///< none: the whole tensor
   /// The required type and shape. Empty: any.
   std::optional<safetensors_type> type{};
   std::optional<std::vector<std::uint64_t>> shape{};
@@ -46,8 +46,8 @@ enum class sink_calls : std::uint8_t {
 
 /// The options for loading a checkpoint.
 struct load_options {
-  /// `checksums` reads whole chunks and checks each against its checksum; `sizes` reads only wanted bytes,
-  /// and trusts them.
+  /// `checksums` reads whole chunks and verifies their checksums; `sizes` reads only wanted bytes, and trusts
+  /// them.
   verification verify = verification::checksums;
   /// Threads that read and check; with 1 it is the caller's.
   std::uint32_t readers = 4;
@@ -56,22 +56,22 @@ struct load_options {
 
 /// The cost of a load.
 struct load_report {
-  std::uint64_t bytes = 0;       ///< wanted, and passed to the sink, each once
-  std::uint64_t read_bytes = 0;  ///< read from files, including headers and the rest of chunks
+  std::uint64_t bytes = 0;       ///< wanted bytes, each passed to the sink once
+  std::uint64_t read_bytes = 0;  ///< bytes read from files, including headers and the rest of chunks
   std::uint64_t files = 0;       ///< files from which anything was read
-  std::uint64_t lookups = 0;  ///< lookups in the list of copies, for each chunk read: about one per copy and
-                              ///< chunk
+  /// Lookups in the list of copies, over all chunks read: about one per copy and chunk.
+  std::uint64_t lookups = 0;
 };
 
-/// Loads from one checkpoint any number of times. It keeps what it reads: tensors by name, and the header of
-/// each file that was used.
+/// Loads from one checkpoint any number of times. It keeps the index of tensors by name, and the header of
+/// each file that it used.
 ///
 ///     checkpoint_loader loader(storage, *search.found);
 ///     loader.load(first_half, sink);
 ///     loader.load(second_half, sink);
 ///
-/// @par Complexity      constructed in O(n log n) for n tensors; a load in O(k log n) for k wanted parts, and
-///   the first from a file O(its header). Extra memory is one chunk per reader, and the headers.
+/// @par Complexity      construction O(n log n) for n tensors; a load O(k log n) for k wanted parts, and the
+///                      first from a file O(its header). Memory: one chunk per reader, and the headers.
 /// @par Thread safety   one thread at a time. The storage and the found checkpoint must outlive it.
 /// @par Errors          as `load_checkpoint`.
 class checkpoint_loader {
@@ -114,8 +114,8 @@ class checkpoint_loader {
 ///     };
 ///     load_checkpoint(storage, *search.found, wanted, sink);
 ///
-/// A `reshard_plan` from the checkpoint's parts to the wanted ones determines which bytes are read from
-/// where: any split into any other. Extra memory is one chunk per reader.
+/// A `reshard_plan` from the checkpoint's parts to the wanted ones determines which bytes to read, for any
+/// two splits. Extra memory is one chunk per reader.
 ///
 /// @param wanted  any parts, which may overlap.
 /// @param sink    `void(std::uint32_t wanted, std::uint64_t offset, std::span<const

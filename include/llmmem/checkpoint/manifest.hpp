@@ -17,22 +17,22 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Consecutive chunks of a checkpoint's file that are consecutive in a stored one.
+/// Consecutive chunks of a checkpoint's file that are also consecutive in a stored file.
 struct chunk_run {
   std::uint64_t first = 0;   ///< index of the first chunk in the checkpoint's file
-  std::uint64_t count = 0;   ///< of chunks
+  std::uint64_t count = 0;   ///< number of chunks
   std::uint32_t stored = 0;  ///< number among the manifest's stored files
   std::uint64_t place = 0;   ///< index of the first chunk in the stored file
 
   friend bool operator==(const chunk_run&, const chunk_run&) = default;
 };
 
-/// A file from which an incremental checkpoint takes chunks: its own, with the new chunks, or one of an
+/// A file from which an incremental checkpoint takes chunks: its own file of new chunks, or a file of an
 /// earlier checkpoint.
 struct stored_chunks {
-  std::uint64_t generation = 0;  ///< of the checkpoint whose folder holds the file
-  std::uint64_t step = 0;        ///< of that checkpoint
-  std::string name{};            ///< in that folder
+  std::uint64_t generation = 0;  ///< generation of the checkpoint whose folder has the file
+  std::uint64_t step = 0;        ///< step of that checkpoint
+  std::string name{};            ///< name in that folder
   std::uint64_t bytes = 0;       ///< of the whole file
 
   friend bool operator==(const stored_chunks&, const stored_chunks&) = default;
@@ -40,18 +40,18 @@ struct stored_chunks {
 
 /// A file of a checkpoint.
 struct checkpoint_file {
-  std::string name{};  ///< in the checkpoint's folder, if the file is full
+  std::string name{};  ///< name in the checkpoint's folder, if the file is full
   std::uint64_t bytes = 0;
   std::uint32_t rank = 0;               ///< the rank that wrote it
   std::uint32_t crc32c = 0;             ///< of the whole file
   std::vector<std::uint32_t> chunks{};  ///< CRC-32C of each `chunk_bytes`; the last chunk may be shorter
-  /// Where all its chunks are, in order, for an incremental checkpoint; none: the file is full.
+  /// The places of all its chunks, in order, for an incremental checkpoint; none: the file is full.
   std::vector<chunk_run> runs{};
 
   friend bool operator==(const checkpoint_file&, const checkpoint_file&) = default;
 };
 
-/// Part of a tensor, or all of it, as one tensor of a file.
+/// A part of a tensor, or all of it, which is one tensor of a file.
 struct checkpoint_piece {
   std::uint32_t file = 0;  ///< index among the files
   std::string entry{};     ///< the tensor's name in that file
@@ -71,12 +71,13 @@ struct checkpoint_tensor {
   friend bool operator==(const checkpoint_tensor&, const checkpoint_tensor&) = default;
 };
 
-/// The contents of a checkpoint. With one rank's files only, it is that rank's declaration that they are
-/// durable.
+/// The contents of a checkpoint. A manifest of one rank's files alone is that rank's declaration that they
+/// are durable.
 struct checkpoint_manifest {
-  std::uint64_t generation = 0;  ///< counts commits to one folder: the highest whole one is the newest
-  std::uint64_t step = 0;        ///< of training, as counted by the caller
-  std::uint32_t world = 1;       ///< ranks that wrote it
+  /// Counts commits to one folder: the complete checkpoint with the highest one is the newest.
+  std::uint64_t generation = 0;
+  std::uint64_t step = 0;   ///< training step, as counted by the caller
+  std::uint32_t world = 1;  ///< ranks that wrote it
   std::uint64_t chunk_bytes = std::uint64_t{1} << 20;
   std::vector<checkpoint_file> files{};
   std::vector<checkpoint_tensor> tensors{};
@@ -85,10 +86,11 @@ struct checkpoint_manifest {
   friend bool operator==(const checkpoint_manifest&, const checkpoint_manifest&) = default;
 };
 
-/// The most bytes in a chunk: a checker reads a chunk whole.
+/// The most bytes in a chunk, because a checker reads a whole chunk at once.
 inline constexpr std::uint64_t max_checkpoint_chunk = std::uint64_t{1} << 30;
 
-/// The most pieces of a tensor, and the most dimensions: limits what a reader allocates before it can check.
+/// The most pieces of a tensor, and the most dimensions. They limit the memory that a reader allocates before
+/// it can check.
 inline constexpr std::uint64_t max_checkpoint_pieces = 65'536;
 inline constexpr std::uint64_t max_checkpoint_dimensions = 64;
 
@@ -99,16 +101,16 @@ inline constexpr std::uint64_t max_manifest_bytes = std::uint64_t{256} << 20;
 /// @throws argument_error  as `check_manifest`.
 [[nodiscard]] std::string to_json(const checkpoint_manifest& manifest);
 
-/// Reads a manifest as untrusted input: the checksum first, then the checks of `check_manifest`.
+/// Reads a manifest as untrusted input: checks the checksum first, and then as `check_manifest`.
 /// @param what  names the file, for error texts.
-/// @throws format_error  which says where and what is wrong.
+/// @throws format_error  the text says what is wrong, and where.
 [[nodiscard]] checkpoint_manifest read_manifest(std::string_view text, const std::string& what);
 
 /// Checks that a manifest is consistent: names of files are plain; names of files and of tensors are unique;
 /// sizes, chunks and ranks agree; every piece refers to an existing file, is inside its tensor, and is no
 /// longer than the file; runs cover all chunks of their file, each inside a stored file, which is of this
 /// generation or an earlier one.
-/// @throws argument_error  which names the file or tensor, and what is wrong with it.
+/// @throws argument_error  the text names the file or tensor, and what is wrong with it.
 void check_manifest(const checkpoint_manifest& manifest, const std::string& what);
 
 /// Adds another rank's part: its files after the existing ones, its pieces to the tensors of the same names.
@@ -119,16 +121,17 @@ void merge_manifest(checkpoint_manifest& into, const checkpoint_manifest& part, 
 
 /// Merges the parts of many ranks.
 ///
-/// @par Complexity   `finish` O(n log n) for n files and tensors of all parts together. Merging one by one
-///   with `merge_manifest` examines everything each time.
+/// @par Complexity   `finish` O(n log n) for n files and tensors of all parts together. `merge_manifest` for
+///                   one part after another checks everything each time.
 class manifest_merger {
  public:
   /// Adds a rank's part. @throws argument_error  as `check_manifest` for the part, and when step, generation,
   /// world or chunks differ; parts added before are unchanged.
   void add(checkpoint_manifest part, const std::string& what);
 
-  /// Returns the whole, or an empty manifest when nothing was added. @throws argument_error  when a tensor's
-  /// type or shape differs between parts, or a file's name is taken; as `check_manifest` for the whole.
+  /// Returns the merged manifest, or an empty one if nothing was added. @throws argument_error if a tensor's
+  /// type or shape differs between parts, or a file's name is taken; as `check_manifest` for the merged
+  /// manifest.
   [[nodiscard]] checkpoint_manifest finish(const std::string& what) &&;
 
  private:
@@ -141,7 +144,7 @@ class manifest_merger {
   void check_files() const;
   void fold_tensors();
 
-  checkpoint_manifest merged_{};  // until the end it has one tensor for each part that contains it
+  checkpoint_manifest merged_{};  // until `finish`, a tensor has one entry for each part that contains it
   std::vector<added_part> parts_{};
 };
 

@@ -28,14 +28,14 @@ inline namespace v0 {
 
 /// What happens to an unfinished copy when the coordinator is destroyed.
 enum class mirror_end : std::uint8_t {
-  finish,  ///< the destructor waits for it, `finish_within_ns` at most
-  stop,    ///< it is abandoned; the next run copies what the durable folder lacks
+  finish,  ///< the destructor waits for the copy, at most `finish_within_ns`
+  stop,    ///< the copy is abandoned; the next run copies what the durable folder lacks
 };
 
 /// The options of the copies.
 struct mirror_options {
-  std::uint64_t buffer_bytes = std::uint64_t{8} << 20;  ///< all the memory that copying takes
-  std::uint32_t attempts = 3;                           ///< per copy; fewer when a newer one waits
+  std::uint64_t buffer_bytes = std::uint64_t{8} << 20;  ///< the memory that copies take
+  std::uint32_t attempts = 3;                           ///< per copy; fewer if a newer one waits
   std::uint64_t retry_after_ns = 1'000'000'000;         ///< between two attempts
   mirror_end at_end = mirror_end::finish;
   std::uint64_t finish_within_ns = std::uint64_t{600'000'000'000};
@@ -43,18 +43,18 @@ struct mirror_options {
 
 /// The counters of a mirror, for this process.
 struct mirror_stats {
-  std::uint64_t copied = 0;        ///< checkpoints
-  std::uint64_t skipped = 0;       ///< never begun because a newer one came first
-  std::uint64_t failed = 0;        ///< attempts
-  std::uint64_t bytes = 0;         ///< of those copied
-  std::uint64_t copy_ns = 0;       ///< of those copied, from the first byte to the commit
+  std::uint64_t copied = 0;        ///< checkpoints that were copied
+  std::uint64_t skipped = 0;       ///< copies that never began because a newer one came first
+  std::uint64_t failed = 0;        ///< attempts that failed
+  std::uint64_t bytes = 0;         ///< bytes of the copied checkpoints
+  std::uint64_t copy_ns = 0;       ///< time of their copies, from the first byte to the commit
   std::uint64_t behind = 0;        ///< local commits since the newest copy
-  checkpoint_id last_committed{};  ///< locally; generation 0: none
+  checkpoint_id last_committed{};  ///< the newest in the local folder; generation 0: none
   checkpoint_id last_copied{};     ///< the newest in the durable folder; generation 0: none
   copy_progress copying{};         ///< of the copy in progress; `id.generation` 0: none
-  std::string last_error{};        ///< reason of the last failed attempt, or of the last problem in tidying
+  std::string last_error{};  ///< reason of the last failed attempt, or of the last problem during tidying
 
-  /// Bytes a second.
+  /// Returns bytes per second.
   [[nodiscard]] double bandwidth() const noexcept {
     return copy_ns == 0 ? 0 : static_cast<double>(bytes) * 1e9 / static_cast<double>(copy_ns);
   }
@@ -68,7 +68,7 @@ struct no_mirror_observer {
 
 namespace detail {
 
-/// The folder to which a coordinator commits. @pre it is rank 0's.
+/// Returns the folder to which a coordinator commits. @pre the coordinator is rank 0's.
 template <class Coordinator>
 [[nodiscard]] checkpoint_folder_base& folder_of(Coordinator& coordinator) {
   if constexpr (requires { coordinator.folder(); }) {
@@ -81,7 +81,7 @@ template <class Coordinator>
 /// The type-erased parts of a `mirrored_coordinator`.
 struct mirror_parts {
   coordinator_ref local;
-  void* coordinator;  // the same, as `local_folder` takes it
+  void* coordinator;  // the same coordinator, for `local_folder`
   checkpoint_folder_base& (*local_folder)(void* coordinator);
   storage_ref durable;
   retention_ref retention;  // of the durable folder
@@ -112,7 +112,7 @@ class mirror_core {
  private:
   struct copy_job {
     found_checkpoint what{};
-    std::uint64_t number = 0;  // of its commit
+    std::uint64_t number = 0;  // number of its commit
   };
   enum class copy_end : std::uint8_t { copied, failed, failed_for_good };
 
@@ -142,12 +142,12 @@ class mirror_core {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<checkpoint_id> committed_;  // and not yet handed over
+  std::optional<checkpoint_id> committed_;  // committed, and not yet handed to the copying thread
   std::optional<copy_job> pending_;
   std::uint64_t copying_ = 0;  // generation being read; 0: none
   std::uint64_t commits_ = 0;
   std::uint64_t copied_commit_ = 0;  // number of the newest commit that was copied
-  std::uint64_t given_up_ = 0;       // highest generation
+  std::uint64_t given_up_ = 0;       // the highest generation given up
   std::string untold_;
   bool stops_ = false;
   mirror_stats stats_;
@@ -156,8 +156,8 @@ class mirror_core {
 
 }  // namespace detail
 
-/// A `checkpoint_coordinator` over two folders: a fast one nearby, in which checkpoints are committed, and
-/// one that outlasts the machine, to which a background thread copies them.
+/// A `checkpoint_coordinator` over two folders: it commits checkpoints to a fast, local one, and a background
+/// thread copies them to one that outlasts the machine.
 ///
 ///     posix_storage local("/nvme/run-7"), durable("/shared/run-7");
 ///     solo_coordinator fast(local);
@@ -165,30 +165,30 @@ class mirror_core {
 ///     async_checkpointer<traits> saves(coordinator, tensors);
 ///
 /// The `committed` of a ticket refers to the local folder; `wait_copied` and `stats()` report what has
-/// reached the durable one. Both use the same names and one count of generations: `recover` finds the newest
-/// over both. The thread works as follows:
+/// reached the durable one. Both use the same names and one count of generations, so `recover` finds the
+/// newest over both. The thread works as follows:
 ///
-/// - It copies one checkpoint at a time, and one waits: the newest. If copying is slower than saving, those
-///   between are skipped and counted. A copy that was begun is finished.
-/// - A failed copy is retried and reported: by `stats()`, the observer, and the result of `tidy`, which
-///   `async_checkpointer` records as `last_error`. It never ends or delays training.
-/// - After a copy the durable folder is tidied by its own retention. The local folder removes nothing that is
-///   being copied or waits for it.
-/// - A run continues after the durable folder's last generation, even if the local disk was lost. If the
-///   newest local checkpoint is newer than all durable ones, because a process ended in between, it is copied
-///   first.
+/// - It copies one checkpoint at a time, while the newest one waits. If copies are slower than saves, it
+///   skips and counts the checkpoints between. It finishes a copy that has begun.
+/// - It retries a failed copy and reports the failure by `stats()`, the observer, and the result of `tidy`,
+///   which `async_checkpointer` records as `last_error`. It never ends or delays training.
+/// - After a copy it tidies the durable folder by that folder's retention. The local folder removes no
+///   checkpoint that is being copied or waits to be.
+/// - A run continues after the durable folder's last generation, even if the local disk was lost. If a
+///   process ended between a commit and its copy, the newest local checkpoint is newer than all durable ones,
+///   and is copied first.
 ///
 /// With several ranks (`file_coordinator`), rank 0 copies, from the folder that all share. Local disks of
 /// several machines, each with the files of its own ranks, need a transport and are not supported.
 ///
-/// @tparam Observer  `copied(id)` and `failed(id, why)`, called by the copying thread; an exception from it
-///   is recorded.
+/// @tparam Observer  the copying thread calls its `copied(id)` and `failed(id, why)`; an exception from them
+///                   is recorded.
 /// @par Complexity      `tidy` reads the manifest of the committed checkpoint; copying: `copy_checkpoint`.
 /// @par Thread safety   as `checkpoint_coordinator`; `stats` and `wait_copied` by any thread.
-/// @par Errors          the constructor throws `io_error` when the durable folder cannot be opened or read,
-///   or belongs to another process, because then the generations in use are unknown; `argument_error` when
-///   the newest local checkpoint and the durable one of its generation belong to different runs; and
-///   `length_error` for `buffer_bytes` below 2. Later calls throw only what the local coordinator throws.
+/// @par Errors          the constructor throws `io_error` if the durable folder cannot be opened or read, or
+///   belongs to another process, because the generations in use are then unknown; `argument_error` if the
+///   newest local checkpoint and the durable one of its generation belong to different runs; and
+///   `length_error` for `buffer_bytes` below 2. Later calls throw only the local coordinator's exceptions.
 template <checkpoint_coordinator Coordinator, checkpoint_storage DurableStorage,
           retention_policy Retention = keep_last_and_every, class Observer = no_mirror_observer>
 class mirrored_coordinator {
@@ -197,7 +197,7 @@ class mirrored_coordinator {
   using durable_type = DurableStorage;
 
   /// @param local      a `solo_coordinator` or `file_coordinator`, with the local folder's retention.
-  /// @param durable    not used by ranks other than 0. It and `local` must outlive this.
+  /// @param durable    used only by rank 0. It and `local` must outlive this.
   /// @param retention  of the durable folder.
   mirrored_coordinator(Coordinator& local, DurableStorage& durable, Retention retention = {},
                        const mirror_options& options = {}, Observer observer = {})
@@ -219,8 +219,8 @@ class mirrored_coordinator {
               options) {}
   mirrored_coordinator(const mirrored_coordinator&) = delete;
   mirrored_coordinator& operator=(const mirrored_coordinator&) = delete;
-  /// As `mirror_options::at_end`: by default it waits for the copy in progress and the one waiting, up to 10
-  /// minutes. It always waits for a hung call of the durable storage.
+  /// Acts as `mirror_options::at_end` says: by default it waits up to 10 minutes for the copy in progress and
+  /// the waiting one. It always waits for a hung call of the durable storage.
   ~mirrored_coordinator() = default;
 
   [[nodiscard]] std::uint32_t rank() const noexcept { return local_->rank(); }
@@ -234,14 +234,14 @@ class mirrored_coordinator {
     core_.give_up(draft.id);
     return local_->abandon(draft, why);
   }
-  /// Hands the committed checkpoint to the copying thread, tidies the local folder, and returns what went
-  /// wrong in either since the last call.
+  /// Hands the committed checkpoint to the copying thread, tidies the local folder, and returns the problems
+  /// of both since the last call.
   [[nodiscard]] std::string tidy() { return core_.tidy(); }
 
-  /// Waits until that generation, or a newer one, is in the durable folder: true. Returns false after
-  /// `limit_ns`, when it was abandoned or its copy has failed permanently and no newer one waits, and at once
-  /// for ranks other than 0, and for generation 0: nothing was committed. It waits as long for a generation
-  /// that was never begun. Any thread.
+  /// Waits until that generation, or a newer one, is in the durable folder, and returns true. Returns false
+  /// after `limit_ns`; if the copy was abandoned or has failed permanently and no newer one waits; and at
+  /// once on ranks other than 0, and for generation 0, which means that nothing was committed. For a
+  /// generation that has never begun it waits for all of `limit_ns`. Any thread may call it.
   [[nodiscard]] bool wait_copied(std::uint64_t generation, std::uint64_t limit_ns = forever) {
     return core_.wait_copied(generation, limit_ns);
   }

@@ -1,5 +1,5 @@
 /// @file
-/// The names in folders of checkpoints, and how the newest checkpoint is determined.
+/// The names in folders of checkpoints, and the order of checkpoints.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -14,7 +14,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Identifies a checkpoint: the generation counts commits to a folder of checkpoints, independent of the
+/// Identifies a checkpoint. The generation counts commits to a folder of checkpoints, independent of the
 /// step.
 struct checkpoint_id {
   std::uint64_t step = 0;
@@ -122,7 +122,7 @@ inline void append_padded(std::string& to, std::uint64_t number, std::size_t dig
   return name.starts_with("-") ? generation : std::nullopt;
 }
 
-/// Whether a name belongs to something that a crash may leave behind.
+/// Returns whether the name is that of an entry which a crash may leave behind.
 [[nodiscard]] inline bool is_left_over(std::string_view name) noexcept {
   for (const std::string_view prefix :
        {checkpoint_names::draft, checkpoint_names::trash, checkpoint_names::hint, checkpoint_names::probe,

@@ -21,12 +21,12 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The KV blocks of sequences at one moment: forks of them, which share the blocks. A sequence that appends
-/// to a shared last block gets a copy (`append_result::copy`); the other blocks are never written.
+/// The KV blocks of sequences at one moment: forks of the sequences, which share the blocks. A sequence that
+/// appends to a shared last block gets a copy (`append_result::copy`); the other blocks are never written.
 ///
 /// Tensor i is sequence i: `rows` blocks of `block_bytes`, in the order of its table, followed by zeros. The
-/// engine defines what is inside a block, and keeps the tokens: they are saved as extras, and `tokens(i)`
-/// returns how many of them the blocks hold.
+/// engine defines the contents of a block, and keeps the tokens. Save those as extras; `tokens(i)` returns
+/// how many of them the blocks hold.
 ///
 ///     const state_tensor kv{.name = "kv", .type = safetensors_type::u8,
 ///                           .shape = {rows, storage.block_bytes()}, .group = "kv", .part = {}};
@@ -36,15 +36,15 @@ inline namespace v0 {
 ///     cache.append(sequences[0], next).value();     // continues at once
 ///     saves.stage_for(1'000'000);                   // now and then: copies for about 1 ms
 ///
-/// An allocator belongs to one thread, and so does the view: that thread copies, in `stage_for` or when it
-/// waits, and releases the forks in it. Until then their blocks are pinned; if appending runs short of blocks
-/// because of that (`errc::out_of_blocks`), `guard.wait_staged()` releases them. Compaction may move the
+/// An allocator belongs to one thread, and so does the view: that thread copies the blocks, in `stage_for` or
+/// when it waits, and releases the forks. Until then their blocks are pinned; if an append runs out of blocks
+/// for that reason (`errc::out_of_blocks`), `guard.wait_staged()` releases them. Compaction may move the
 /// blocks during that time.
 ///
 /// Copies of a view share its forks, which the last copy releases.
 ///
 /// @tparam Cache  `paged_allocator<...>`, or a type that forks, releases and names blocks in the same way.
-/// @par Complexity      O(blocks of the sequences) to take, and no byte is copied.
+/// @par Complexity      O(blocks of the sequences) to take one, which copies no byte.
 /// @par Thread safety   the allocator's thread. Allocator and storage outlive it: see `snapshot_guard`.
 /// @par Errors          the constructor throws the errors of `fork` (`out_of_memory` beyond `max_sequences`,
 ///   `handle_error`), `length_error` for a sequence of more than `rows` blocks, and `argument_error` for a
@@ -54,9 +54,10 @@ class paged_state_view {
  public:
   static constexpr bool is_concurrent = false;
   static constexpr bool is_stable = true;
-  static_assert(Space::is_host_accessible, "the host copies the blocks: it must be able to touch them");
+  static_assert(Space::is_host_accessible,
+                "the host copies the blocks, so it must be able to access their space");
 
-  /// @param sequences  the KV of all their tokens must be written.
+  /// @param sequences  the KV of all their tokens must already be written.
   /// @param rows       blocks of each tensor, as described.
   paged_state_view(Cache& cache, std::span<const sequence_id> sequences, const block_storage<Space>& storage,
                    std::uint64_t rows)
@@ -87,7 +88,7 @@ class paged_state_view {
                            " are not in it: there are " + std::to_string(forks_->handles.size()) + ", with " +
                            std::to_string(bytes) + " bytes each");
     }
-    // Looked up each time, because compaction moves the blocks.
+    // Looks them up each time, because compaction moves the blocks.
     const std::span<const block_id> blocks = forks_->cache->blocks(forks_->handles[tensor]);
     while (!into.empty()) {
       const std::uint64_t row = offset / block_bytes;
@@ -105,8 +106,8 @@ class paged_state_view {
     }
   }
 
-  /// Returns the number of tokens of tensor `tensor` at that moment; 0 for a tensor that does not exist, and
-  /// after a move.
+  /// Returns the number of tokens of tensor `tensor` when the view was taken; 0 for a tensor that does not
+  /// exist, and after a move.
   [[nodiscard]] std::uint64_t tokens(std::uint32_t tensor) const noexcept {
     return forks_ && tensor < forks_->handles.size() ? forks_->cache->tokens(forks_->handles[tensor]) : 0;
   }

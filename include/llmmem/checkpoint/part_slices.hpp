@@ -1,5 +1,5 @@
 /// @file
-/// Bytes of a tensor's part as sets of its elements: the requests of a reader with a window of memory.
+/// Converts bytes of a tensor's part to sets of elements: the requests of a reader with a window of memory.
 #pragma once
 
 #include <llmmem/checkpoint/manifest.hpp>
@@ -83,7 +83,7 @@ struct part_slice {
   const std::uint64_t first_unit = offset / unit.bytes;
   const std::uint64_t end_unit = (offset + into.size() + unit.bytes - 1) / unit.bytes;
   const std::uint64_t last = std::min(end_unit * unit.elements, part.elements());
-  std::uint64_t skip = offset - first_unit * unit.bytes;  // of an element that begins before
+  std::uint64_t skip = offset - first_unit * unit.bytes;  // bytes of an element that begins before `offset`
   std::vector<part_slice> slices;
   std::size_t done = 0;
   for (const element_runs& set : runs_between(part, first_unit * unit.elements, last)) {

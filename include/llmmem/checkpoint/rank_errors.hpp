@@ -25,7 +25,7 @@ class ranks_missing : public io_error {
   std::vector<std::uint32_t> ranks_;
 };
 
-/// A rank stopped a checkpoint: all ranks learn of it at once, with the reason.
+/// A rank stopped a checkpoint; all ranks learn of it at once, with the reason.
 class checkpoint_stopped : public io_error {
  public:
   using io_error::io_error;

@@ -30,19 +30,19 @@ inline namespace v0 {
 struct rank_session_options {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
-  /// How closely rank 0 checks the files that other ranks report: that each exists with the reported size; or
-  /// each byte too, which reads the whole checkpoint.
+  /// How closely rank 0 checks the files that other ranks report: that each exists with the reported size, or
+  /// also each byte, which reads the whole checkpoint.
   verification votes = verification::sizes;
 };
 
-/// What a call waited for, for use when the caller gives up.
+/// What a call was waiting for, for the error of a caller that gives up.
 struct rank_wait {
   std::vector<std::uint32_t> ranks{};
   std::string text{};  ///< "ranks 1 and 2 have not joined"
 };
 
 /// One of several ranks, each in its own process or machine, that share a folder of checkpoints. Nothing here
-/// waits: a caller that wants to wait asks again (as `file_coordinator` does), and one thread can run all
+/// waits: a caller that wants to wait calls again, as `file_coordinator` does. So one thread can run all
 /// ranks of a test.
 ///
 ///     while (!session.try_join()) ...                // all ranks are there
@@ -51,36 +51,37 @@ struct rank_wait {
 ///     session.vote(*draft, part);
 ///     while (!session.try_conclude(*draft)) ...      // committed
 ///
-/// They communicate by files in the folder, whose names begin with `.rank-`. Each is written by one rank,
-/// synced and then given its name, so that no rank sees half of one; rank 0 removes those of an earlier run.
+/// They communicate by files in the folder, whose names begin with `.rank-`. One rank writes and syncs each
+/// file before the file gets its name, so that no rank sees half of one; rank 0 removes the files of an
+/// earlier run.
 ///
 /// - *Membership.* A rank holds the lock `LOCK.rank-<r>` as long as this object lives; rank 0 also holds the
-///   folder's. A rank draws a nonce and publishes it (`join`), again whenever it vanishes, because rank 0 may
-///   start later and tidy. Once rank 0 has one of every rank, it publishes the `session`: its own nonce and
-///   theirs. A rank takes part only in a session that lists *its* nonce, so never in a session of an earlier
-///   run. All later messages have the session in their names, so that late messages from a process of an
-///   earlier run are ignored.
+///   folder's. A rank draws a nonce and publishes it (`join`). It publishes the nonce again whenever the file
+///   vanishes, because rank 0 may start later and tidy. Once rank 0 has a nonce of every rank, it publishes
+///   the `session`: its own nonce and theirs. A rank takes part only in a session that lists *its* nonce, so
+///   never in a session of an earlier run. All later messages have the session in their names, so that late
+///   messages from a process of an earlier run are ignored.
 /// - *A checkpoint* is a round: rank 0 announces the `draft`; a rank syncs its names in the draft's folder
 ///   and reports its files with the manifest of its part (`vote`). The first file with the name `decision`
-///   decides: rank 0 writes "go" once it has all votes and has checked them; any rank writes "stop" because
-///   it failed, or waited for too long. So a rank that stopped a round knows that nothing is committed. After
-///   "go" rank 0 commits and announces the `outcome`.
-/// - Steps pair ranks: a rank that is asked for step 30 while step 20 is announced stops that. Ranks that
+///   decides: rank 0 writes "go" once it has all votes and has checked them; any rank that fails, or waits
+///   for too long, writes "stop". So a rank that stopped a round knows that nothing is committed. After "go"
+///   rank 0 commits and announces the `outcome`.
+/// - Ranks meet by steps: a rank that begins step 30 while step 20 is announced stops step 20. Ranks that
 ///   went back to an earlier step, and continue training differently, begin a new session.
-/// - Rank 0 removes the messages of a round when all have voted in a later one.
+/// - Rank 0 removes the messages of a round when all ranks have voted in a later one.
 ///
 /// @par Complexity      a call lists the folder once; a round writes 3 + world - 1 files of a few bytes,
 ///   except for votes, which are manifests.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          `storage_error`; `fenced` when the lock was taken away; and those named below.
+/// @par Errors          `storage_error`; `fenced` if another process took the lock; and those named below.
 /// @par Source          two phases: Gray, "Notes on Data Base Operating Systems", 1978; a decision by the
 ///   first writer: Gray and Lamport, "Consensus on Transaction Commit", TODS 2006, with one acceptor, the
 ///   file system.
 class rank_session_base {
  public:
-  /// Takes the locks; rank 0 opens the folder and removes remains.
-  /// @throws argument_error  for a rank that is not below the world. @throws io_error  when another process
-  ///   holds the rank or the folder.
+  /// Takes the locks; rank 0 opens the folder and removes remains of earlier runs.
+  /// @throws argument_error  for a rank that is not below the world. @throws io_error if another process
+  ///                         holds the rank or the folder.
   rank_session_base(storage_ref storage, const rank_session_options& options);
   rank_session_base(const rank_session_base&) = delete;
   rank_session_base& operator=(const rank_session_base&) = delete;
@@ -88,47 +89,47 @@ class rank_session_base {
   [[nodiscard]] std::uint32_t rank() const noexcept { return options_.rank; }
   [[nodiscard]] std::uint32_t world() const noexcept { return options_.world; }
   [[nodiscard]] storage_ref storage() const noexcept { return storage_; }
-  /// Rank 0's folder; null for other ranks.
+  /// Returns rank 0's folder; null for other ranks.
   [[nodiscard]] checkpoint_folder_base* folder() noexcept { return folder_ ? &*folder_ : nullptr; }
   [[nodiscard]] bool is_joined() const noexcept { return session_.has_value(); }
 
-  /// Whether all ranks have joined; once true, it stays true.
+  /// Returns whether all ranks have joined; once true, it stays true.
   [[nodiscard]] bool try_join();
-  /// Withdraws this rank: rank 0 must not count on it.
+  /// Withdraws this rank, so that rank 0 does not count on it.
   void leave() noexcept;
 
   /// Returns the draft of that step once it is announced; rank 0 makes and announces it.
-  /// @throws checkpoint_stopped  when it is already stopped. @throws io_error  when rank 0 is at a later
-  ///   step.
-  /// @throws argument_error  before all have joined.
+  /// @throws checkpoint_stopped if the step is already stopped. @throws io_error if rank 0 is at a later
+  ///         step.
+  /// @throws argument_error  before all ranks have joined.
   [[nodiscard]] std::optional<checkpoint_draft> try_begin(std::uint64_t step);
 
   /// Reports this rank's files, listed in `part`, as synced, after syncing their names.
   /// @throws argument_error  for a draft other than the last begun, or a part that does not belong to it.
   void vote(const checkpoint_draft& draft, const checkpoint_manifest& part);
 
-  /// Whether it is committed. Rank 0 commits when it has all votes.
-  /// @throws checkpoint_stopped  when a rank stopped it. @throws durability_uncertain  when it is visible but
-  ///   may not survive a crash. @throws io_error  for an invalid vote, on rank 0; for other failures there,
-  ///   on the other ranks.
+  /// Returns whether the checkpoint is committed. Rank 0 commits when it has all votes.
+  /// @throws checkpoint_stopped if a rank stopped it. @throws durability_uncertain if it is visible but may
+  ///         not survive a crash. @throws io_error on rank 0 for an invalid vote, and on the other ranks for
+  ///         any other failure of rank 0.
   [[nodiscard]] bool try_conclude(const checkpoint_draft& draft);
 
   /// Stops a round, so that all ranks learn why. When it returns, nothing is committed, now or later.
-  /// @throws checkpoint_stopped  when another rank stopped it first. @throws durability_uncertain  when this
-  ///   rank has voted and rank 0 had decided to commit, or the storage did not answer: only the folder
-  ///   shows whether it exists.
+  /// @throws checkpoint_stopped if another rank stopped it first. @throws durability_uncertain if this rank
+  ///         has voted and rank 0 had decided to commit, or the storage did not answer: only the folder shows
+  ///         whether the checkpoint exists.
   void stop(const checkpoint_draft& draft, const std::string& why);
 
-  /// Stops a round in which this rank does not vote, and informs the others why; rank 0 removes the draft.
-  /// Has no further effect once the round is over.
-  /// @return the rank that stopped it before, and why: rank 0 has then removed the draft, possibly while this
-  ///   rank wrote.
+  /// Stops a round in which this rank does not vote, and informs the others of the reason; rank 0 removes the
+  /// draft. Has no further effect once the round is over.
+  /// @return if another rank stopped the round before, that rank and its reason; rank 0 has then removed the
+  ///         draft, possibly while this rank was writing.
   std::string abandon(const checkpoint_draft& draft, const std::string& why) noexcept;
 
-  /// What `try_join`, `try_begin` or `try_conclude` last found missing.
+  /// Returns what `try_join`, `try_begin` or `try_conclude` last found missing.
   [[nodiscard]] const rank_wait& waits_for() const noexcept { return waits_; }
 
-  /// Returns once what went wrong after a commit without undoing it, or nothing.
+  /// Returns, once, the problems after a commit that did not undo it; empty if there are none.
   [[nodiscard]] std::string take_error() { return std::exchange(trouble_, {}); }
 
  private:

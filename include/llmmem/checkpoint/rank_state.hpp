@@ -23,8 +23,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Returns the input of a partition: names, shapes and bytes per element; 1 for types under 8 bits, whose
-/// elements do not fill a byte.
+/// Returns the input of a partition: names, shapes and bytes per element. Types under 8 bits count as 1 byte,
+/// because their elements do not fill one.
 /// @throws length_error  for shapes past 2^63 - 1.
 [[nodiscard]] inline std::vector<tensor_facts> facts_of(std::span<const state_tensor> catalogue) {
   std::vector<tensor_facts> facts;
@@ -37,7 +37,7 @@ inline namespace v0 {
   return facts;
 }
 
-/// The least and the most that a rank saves.
+/// The fewest and the most bytes that a rank saves.
 struct rank_shares {
   std::uint64_t smallest = 0;  ///< bytes of tensors
   std::uint64_t largest = 0;
@@ -64,7 +64,7 @@ class state_dealer {
       for (std::uint32_t rank = 0; rank < ranks_; ++rank)
         give(rank, i, split_->owned(tensor_id{i}, rank_id{rank}));
     }
-    // A cut of these may fall inside a byte.
+    // These are not cut, because a cut may fall inside a byte.
     deal_whole(whole_);
     if (!deal_whole_if_even()) cut();
   }
@@ -75,7 +75,7 @@ class state_dealer {
       const element_runs all = element_runs::all_of(elements_of_tensor(i));
       tensors[i].part = parts_[rank][i];
       if (parts_[rank][i] != all) continue;
-      // All ranks hold a tensor without elements; one must record that it exists.
+      // All ranks hold a tensor without elements; rank 0 records that it exists.
       if (!all.empty() || rank == 0) tensors[i].part.reset();
     }
     return tensors;
@@ -153,21 +153,23 @@ class state_dealer {
 
 }  // namespace detail
 
-/// Returns what every rank saves of a state, so that exactly one rank saves each element.
+/// Assigns each element of a state to exactly one rank, which saves it.
 ///
-/// A rank saves what it owns of a split tensor (`split.owned`). What every rank holds is distributed so that
-/// all ranks save about as much: as whole tensors if no rank then saves more than 1.1 times as much as
-/// another (`assign_writers`), otherwise cut (`cut_writes`). Every rank computes the same result.
+/// Of a split tensor, a rank saves the part that it owns (`split.owned`). Tensors that every rank holds are
+/// distributed so that all ranks save about the same number of bytes: as whole tensors (`assign_writers`), if
+/// no rank then saves more than 1.1 times as much as another; otherwise cut (`cut_writes`). Every rank
+/// computes the same result.
 ///
-/// The 1.1 cannot be kept when a rank already owns more of the split tensors than the level, when the level
-/// is under 32 elements, and by tensors of types under 8 bits, which are never cut. `shares_of` returns the
-/// shares.
+/// The ratio can exceed 1.1 if a rank already owns more of the split tensors than the level, if the level is
+/// under 32 elements, and because of tensors of types under 8 bits, which are never cut. `shares_of` returns
+/// the shares.
 ///
 /// @param catalogue  the whole state; no tensor has a part.
-/// @param split      made of the same tensors, in the same order: see `facts_of`.
-/// @returns for each rank all tensors, in the catalogue's order, with the parts that it saves; often empty.
+/// @param split      a partition of the same tensors, in the same order: see `facts_of`.
+/// @returns for each rank all tensors, in the catalogue's order, with the parts that it saves, which are
+///          often empty.
 /// @par Complexity   O(tensors x world + n log n).
-/// @throws argument_error  when the two do not match, or a part begins or ends inside a byte.
+/// @throws argument_error  if the two do not match, or a part begins or ends inside a byte.
 /// @throws length_error    for sizes past 2^63 - 1.
 template <partition P>
 [[nodiscard]] std::vector<std::vector<state_tensor>> rank_states(std::span<const state_tensor> catalogue,
@@ -191,7 +193,7 @@ template <partition P>
   return detail::state_dealer<P>(catalogue, split).of(to_index(rank));
 }
 
-/// Returns the least and the most that a rank saves, in bytes of tensors.
+/// Returns the fewest and the most bytes of tensors that a rank saves.
 [[nodiscard]] inline rank_shares shares_of(std::span<const std::vector<state_tensor>> ranks) {
   rank_shares shares{max_bytes, 0};
   for (const std::vector<state_tensor>& rank : ranks) {
@@ -208,9 +210,9 @@ template <partition P>
   return ranks.empty() ? rank_shares{} : shares;
 }
 
-/// Returns where the elements that a rank saves are in the piece that it holds (`split.local`), stored
-/// densely, if they are one range. A rank then saves one span of its memory; that holds for all partitions of
-/// this library.
+/// Returns the range of the elements that a rank saves within the densely stored piece that it holds
+/// (`split.local`), if they are one range. The rank then saves one span of its memory, as with all partitions
+/// of this library.
 /// @param held  the rank's elements of a tensor. @param saved  part of those.
 /// @par Complexity   O(1).
 [[nodiscard]] constexpr std::optional<index_range> range_within(const element_runs& held,

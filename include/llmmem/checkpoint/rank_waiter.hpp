@@ -5,7 +5,7 @@
 #include <llmmem/config.hpp>
 
 #include <concepts>
-#include <thread>  // with durations and clocks; <chrono> itself brings streams
+#include <thread>  // has durations and clocks; <chrono> itself would add streams
 
 namespace llmmem {
 inline namespace v0 {

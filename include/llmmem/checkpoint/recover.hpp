@@ -1,5 +1,5 @@
 /// @file
-/// `recover`: finds the newest whole checkpoint over several folders of one run.
+/// `recover`: finds the newest complete checkpoint in several folders of one run.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -35,9 +35,9 @@ struct checkpoint_source {
 /// Why part of a source was passed over.
 enum class skip_reason : std::uint8_t {
   source,          ///< the source could not be listed: its contents are unknown
-  damaged,         ///< the checkpoint is not whole
+  damaged,         ///< the checkpoint is incomplete or damaged
   conflict,        ///< another checkpoint has its generation, in a source named earlier
-  not_everywhere,  ///< of ranks that recover together (`replica_source`), another rank cannot load it
+  not_everywhere,  ///< another rank that recovers together with this one (`replica_source`) cannot load it
   unread,          ///< the checkpoint may be complete, but could not be read
 };
 
@@ -76,7 +76,7 @@ struct recovery_result {
   std::string name{};                        ///< the name of that source
   std::vector<skipped_in_source> skipped{};  ///< sources first, then newest first
 
-  /// Whether the sources belong to different runs: see `recover`.
+  /// Returns whether the sources belong to different runs: see `recover`.
   [[nodiscard]] bool has_conflict() const noexcept {
     for (const skipped_in_source& each : skipped) {
       if (each.what == skip_reason::conflict) return true;
@@ -84,7 +84,7 @@ struct recovery_result {
     return false;
   }
 
-  /// Returns in one line what was found where, and what was not.
+  /// Returns in one line what was found where, and what was passed over.
   [[nodiscard]] std::string message() const {
     std::string text = found ? name + ": " + found->folder : std::string("no checkpoint");
     for (const skipped_in_source& each : skipped) {
@@ -104,9 +104,8 @@ class checkpoint_recovery : public recovery_result {
   /// Takes the result of a search over these storages.
   void take(recovery_result came_to) noexcept { static_cast<recovery_result&>(*this) = std::move(came_to); }
 
-  /// Calls `work(storage)` with the storage that has the checkpoint, of any type, and returns its
-  /// result.
-  /// @throws argument_error  when nothing was found.
+  /// Calls `work(storage)` with the storage that has the checkpoint, and returns the result.
+  /// @throws argument_error  if nothing was found.
   template <class Work>
   decltype(auto) visit(Work&& work) const {
     if (!found) throw argument_error("checkpoint_recovery: no checkpoint was found; check `found` first");
@@ -152,32 +151,32 @@ class source_set {
 
 }  // namespace detail
 
-/// Looks for the newest whole checkpoint, over all sources.
+/// Looks for the newest complete checkpoint in all sources.
 ///
 ///     const auto recovered = recover(verification::checksums, checkpoint_source("local", local),
 ///                                    checkpoint_source("durable", durable));
 ///     if (recovered.found)
 ///       recovered.visit([&](auto& storage) { load_checkpoint(storage, *recovered.found, wanted, sink); });
 ///
-/// The highest generation wins; for equal ones, the source named earlier: name the fastest first. A
-/// checkpoint damaged in one source is taken from another that has it, before any older one. Everything
-/// passed over is recorded with the reason, including a source that cannot be listed at all: the found
-/// checkpoint may then be older than the newest one. Like `find_checkpoint`, it retries errors that may pass,
-/// and takes no older checkpoint in place of one that could not be read and is not proved damaged.
+/// The highest generation wins; for equal ones, the source named earlier: name the fastest first. If a
+/// checkpoint is damaged in one source, it is taken from another that has it, before any older one.
+/// Everything passed over is recorded with the reason, including a source that cannot be listed at all; the
+/// found checkpoint may then be older than the newest one. Like `find_checkpoint`, it retries errors that may
+/// pass, and takes no older checkpoint in place of one that could not be read but is not proved damaged.
 ///
 /// Generations are numbers of one run: `mirrored_coordinator` keeps them so. A run that restarted on an empty
-/// disk, without knowing of existing copies, uses some of them twice, and the right checkpoint cannot be
-/// determined. That is detected when two have the same generation but different steps or, for the generation
-/// taken, different bytes by their manifests' checksums. The one of the source named first counts, and each
-/// other is recorded as `skip_reason::conflict` (`has_conflict`): ask a person, and move one of the runs to
-/// another folder.
+/// disk, without its existing copies, uses some of them twice, and the right checkpoint cannot be determined.
+/// `recover` detects this if two checkpoints have the same generation but different steps or, for the
+/// generation taken, different bytes by their manifests' checksums. The checkpoint of the source named first
+/// counts, and each other is recorded as `skip_reason::conflict` (`has_conflict`): ask a person, and move one
+/// of the runs to another folder.
 ///
 /// Needs no lock: runs may commit and tidy concurrently. Ranks that must reach the same result, from separate
-/// folders or together with peers' memory, name a `replica_source` first.
+/// folders or together with peers' memory, pass a `replica_source` first.
 ///
-/// @par Complexity   the cost of `open_checkpoint` for each one examined; one list of each source.
+/// @par Complexity   one list of each source, and `open_checkpoint` for each checkpoint examined.
 /// @par Thread safety   any thread.
-/// @throws io_error  when no source could be listed. Problems of a checkpoint are recorded, not thrown.
+/// @throws io_error  if no source could be listed. Problems of a checkpoint are recorded, not thrown.
 /// @throws unreadable_checkpoint  for a checkpoint that may be complete and is readable in no source, if an
 ///   older one would be taken instead (`unread_checkpoint::refuse`).
 template <checkpoint_storage... Storages>

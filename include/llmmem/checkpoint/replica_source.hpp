@@ -22,8 +22,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What ranks keep for each other in memory. `redundant_replica` is one. All ranks call `recover(by)` and get
-/// the same answer; the same holds for `forget()`.
+/// State that ranks keep for each other in memory. `redundant_replica` is a model. All ranks call
+/// `recover(by)` and get the same answer; all ranks call `forget()`, or none.
 template <class R>
 concept recoverable_replica = requires(R& replica, deadline by) {
   { replica.recover(by).code() } -> std::same_as<error_code>;
@@ -49,7 +49,7 @@ static_assert(recoverable_replica<no_replica>);
 ///     replica_into kept(replica, [&](part_id part) { return bytes_of(parameters, part); });
 ///     const auto recovered = recover(how, replica_source("peers", ranks, kept, by), ...);
 ///
-/// If a checkpoint is found instead, those destinations may already have been written: load all of them.
+/// If a checkpoint is found instead, the destinations may already have been written, so load all of them.
 /// @tparam Destinations  the second argument of `Replica::recover(by, into)`.
 template <class Replica, class Destinations>
 class replica_into {
@@ -70,22 +70,22 @@ struct replica_source {
   std::string name;  ///< in texts: "peers"
   T* ranks;          ///< the ranks that must agree; they and the replica must outlive this
   Replica* replica;
-  deadline by;        ///< for everything, including the verification of checkpoints
-  std::uint32_t tag;  ///< of its messages: nothing else uses it at the same time
+  deadline by;        ///< deadline of all steps, including the verification of checkpoints
+  std::uint32_t tag;  ///< tag of its messages; nothing else uses this tag at the same time
 
   replica_source(std::string called, T& with, Replica& kept, deadline end,
                  std::uint32_t own_tag = 0x7273'0000)
       : name(std::move(called)), ranks(&with), replica(&kept), by(end), tag(own_tag) {}
 };
 
-/// The common result of the ranks: the same for all of them, except for the source it is loaded from.
+/// The common result of the ranks, which differs only in the source from which each loads.
 template <checkpoint_storage... Storages>
 class joint_recovery : public checkpoint_recovery<Storages...> {
  public:
   using checkpoint_recovery<Storages...>::checkpoint_recovery;
 
   /// The version in memory, if that is the state to continue from: `replica.recovered(part)` has its bytes.
-  /// Otherwise all ranks load `found`; if that is empty too, all start from scratch.
+  /// Otherwise all ranks load `found`; if that is also empty, all start from scratch.
   std::optional<std::uint64_t> version{};
   std::string memory{};       ///< the name of its source
   std::string memory_lost{};  ///< why the memory was lost, if anything had been kept
@@ -113,26 +113,28 @@ class joint_recovery : public checkpoint_recovery<Storages...> {
 ///       recovered.visit([&](auto& storage) { load_checkpoint(storage, *recovered.found, wanted, sink); });
 ///     }      // else all start from scratch
 ///
-/// Of the checkpoints, it takes the newest that each rank has verified as whole in one of its sources, with
-/// the same contents for all; ranks may have separate folders. It is taken if its step is later than the
-/// version in memory, or nothing is in memory. A newer checkpoint that is not whole on all ranks is recorded:
-/// as damaged by the ranks that found it damaged, by others as `skip_reason::not_everywhere`. If more ranks
-/// were lost than the replica tolerates (`errc::state_lost`), its state is forgotten.
+/// Among the checkpoints, it considers the newest that every rank has verified as complete in one of its
+/// sources, with the same contents on all ranks; ranks may have separate folders. It takes this checkpoint if
+/// its step is later than the version in memory, or if nothing is in memory. A newer checkpoint that is not
+/// complete on all ranks is recorded: as damaged on the ranks that found it damaged, and as
+/// `skip_reason::not_everywhere` on the others. If more ranks were lost than the replica tolerates
+/// (`errc::state_lost`), its state is forgotten.
 ///
-/// Between checkpoints the generation decides which is newer; between a checkpoint and memory, the step,
-/// which the version must equal. A checkpoint that is not newer than the memory is not opened.
+/// Between checkpoints, the generation decides which is newer; between a checkpoint and memory, the step
+/// does, so the replica's versions must be steps. A checkpoint that is not newer than the memory is not
+/// opened.
 ///
 /// @par Complexity   that of the replica's `recover`, two gathers, and one per checkpoint tried. Every rank
 ///   verifies the result: with many ranks and one folder, `verification::sizes` is enough.
 /// @par Thread safety   one thread at a time, which owns the ranks during the call.
-/// @throws comm_error  when a rank dies, or the time runs out: the epoch is revoked; agree, and call it again
-///   in the next.
-/// @throws unreadable_checkpoint  on all ranks, when one of them cannot read a checkpoint that may be
-/// complete
-///   and an older one would be taken instead: see `find_checkpoint`.
-/// @throws argument_error  on all ranks, when their replicas are set up differently (`errc::setup_differs`).
-/// @throws io_error  on all ranks, when one could list no source and nothing is in memory: existing
-///   checkpoints must not be treated as missing. Problems of a checkpoint are recorded, not thrown.
+/// @throws comm_error  if a rank dies, or the time runs out: the epoch is revoked; agree, and call it again
+///                     in the next epoch.
+/// @throws unreadable_checkpoint  on all ranks, if one of them cannot read a checkpoint that may be complete
+///                                and an older one would be taken instead: see `find_checkpoint`.
+/// @throws argument_error  on all ranks, if their replicas are set up differently (`errc::setup_differs`).
+/// @throws io_error  on all ranks, if one could list no source and nothing is in memory, because existing
+///                   checkpoints must not count as missing. Problems of a checkpoint are recorded, not
+///                   thrown.
 template <transport T, recoverable_replica Replica, checkpoint_storage... Storages>
 [[nodiscard]] joint_recovery<Storages...> recover(verification how, replica_source<T, Replica> memory,
                                                   checkpoint_source<Storages>... sources)

@@ -1,5 +1,5 @@
 /// @file
-/// Which checkpoints are kept: `retention_policy` and the usual one.
+/// Which checkpoints are kept: the concept `retention_policy`, and `keep_last_and_every`.
 #pragma once
 
 #include <llmmem/checkpoint/names.hpp>
@@ -11,19 +11,19 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Decides whether a checkpoint is kept. Asked after a commit about whole checkpoints, newest first; the
-/// newest two are always kept.
+/// Decides whether a checkpoint is kept. After a commit, the folder asks it about complete checkpoints,
+/// newest first; the newest two are always kept.
 template <class R>
 concept retention_policy = requires(R& policy, const checkpoint_id& id, std::uint64_t newer) {
   { policy.keeps(id, newer) } -> std::convertible_to<bool>;
 };
 
-/// Keeps the last few checkpoints, and of the earlier ones one for every so many steps.
+/// Keeps the last few checkpoints, and earlier ones whose step is a multiple of a number.
 struct keep_last_and_every {
   std::uint64_t last = 2;
-  std::uint64_t every_steps = 0;  ///< those whose step is a multiple of this; 0: none
+  std::uint64_t every_steps = 0;  ///< keeps checkpoints whose step is a multiple of this; 0: none
 
-  /// @param newer  the number of newer whole checkpoints.
+  /// @param newer  the number of newer complete checkpoints.
   [[nodiscard]] constexpr bool keeps(const checkpoint_id& id, std::uint64_t newer) const noexcept {
     return newer < last || (every_steps != 0 && id.step % every_steps == 0);
   }

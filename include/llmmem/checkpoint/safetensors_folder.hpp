@@ -26,7 +26,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The names that Hugging Face's tools give to the index of shards and to the file of a model in one file.
+/// The names that Hugging Face's tools give to an index of shards, and to a model in a single file.
 inline constexpr std::string_view published_index = "model.safetensors.index.json";
 inline constexpr std::string_view published_file = "model.safetensors";
 
@@ -40,7 +40,7 @@ struct indexed_tensor {
 
 /// Reads an index as untrusted input: names must be unique, and shards must be names of files in the same
 /// folder.
-/// @throws format_error  which names the tensor, and what is wrong with its entry.
+/// @throws format_error  the text names the tensor, and what is wrong with its entry.
 [[nodiscard]] inline std::vector<indexed_tensor> read_weight_map(std::string_view text,
                                                                  const std::string& what) {
   if (text.starts_with("version https://git-lfs"))
@@ -99,7 +99,8 @@ struct opened_shard {
   return {name, read_safetensors(begin, input.bytes(), what), input.bytes()};
 }
 
-/// Adds the tensors of a shard to the result. @param wanted  by name; null: all of the shard's.
+/// Adds the tensors of a shard to the result. @param wanted their entries, sorted by name; null: all tensors
+/// of the shard.
 inline void add_shard(found_checkpoint& to, const opened_shard& shard,
                       const std::vector<const indexed_tensor*>* wanted, const std::string& index) {
   const auto file = static_cast<std::uint32_t>(to.manifest.files.size());
@@ -108,7 +109,7 @@ inline void add_shard(found_checkpoint& to, const opened_shard& shard,
   const auto add = [&](const safetensors_entry& entry) {
     std::uint64_t elements = 1;
     for (const std::uint64_t each : entry.shape)
-      elements *= each;  // their bytes were checked
+      elements *= each;  // cannot overflow: the bytes were checked
     to.manifest.tensors.push_back(
         {entry.name, entry.type, entry.shape, {{file, entry.name, element_runs::all_of(elements)}}});
   };
@@ -137,17 +138,18 @@ inline void add_shard(found_checkpoint& to, const opened_shard& shard,
 }  // namespace detail
 
 /// Opens a folder of safetensors files by its index, or by the single file of a model without one, as a
-/// checkpoint without checksums: `load_checkpoint` loads its tensors by name, whole or in parts, with
+/// checkpoint without checksums: `load_checkpoint` loads its tensors by name, completely or in parts, with
 /// `verification::sizes`; so do `load_into` and every function that takes a `found_checkpoint`.
 ///
-/// Files that the index does not name are ignored. Those that it names must exist: each shard, and each
-/// tensor in its shard. Reads headers, no data.
+/// Ignores files that the index does not name. Each shard that it names must exist, and have its tensors.
+/// Reads only headers.
 ///
-/// @param storage  of the folder. @param index  the index's name.
+/// @param storage  the folder's. @param index the index's name.
 /// @throws format_error   for an invalid index, one that names a tensor twice, a shard outside the folder, or
-///   a tensor that is not in its shard; and for a shard that is not a safetensors file. All by name.
-/// @throws storage_error  for a missing shard, with a tensor that should be in it, and for a folder with
-///   neither an index nor a `model.safetensors`.
+///                        a tensor that is not in its shard; and for a shard that is not a safetensors file.
+///                        The text names each.
+/// @throws storage_error  for a missing shard, whose text names a tensor that should be in it, and for a
+///                        folder with neither an index nor a `model.safetensors`.
 /// @par Complexity   O(n log n) for n tensors.
 [[nodiscard]] inline found_checkpoint open_safetensors_folder(storage_ref storage,
                                                               std::string_view index = published_index) {
@@ -179,7 +181,8 @@ inline void add_shard(found_checkpoint& to, const opened_shard& shard,
     by_shard.push_back(&each);
   std::ranges::sort(by_shard, [](const auto* a, const auto* b) {
     const int order = a->shard.compare(b->shard);
-    return order != 0 ? order < 0 : a < b;  // these are in one array, sorted by name
+    // The addresses compare, because all are in one array, sorted by name.
+    return order != 0 ? order < 0 : a < b;
   });
   for (auto first = by_shard.begin(); first != by_shard.end();) {
     const std::string& shard = (*first)->shard;
@@ -209,7 +212,7 @@ inline void add_shard(found_checkpoint& to, const opened_shard& shard,
 ///     model.load(wanted, sink);                             // as load_checkpoint
 ///     load_into(model.storage(), model.found(), described, tensors);   // or into tiers, with sizes
 ///
-/// The format has no checksums, so bytes are trusted. `safetensors_file` maps one file, for use without a
+/// The format has no checksums, so loads trust the bytes. `safetensors_file` maps one file, for use without a
 /// copy.
 ///
 /// @par Complexity      as `open_safetensors_folder`; `find` O(log n).
@@ -223,7 +226,7 @@ class safetensors_folder {
   safetensors_folder(const safetensors_folder&) = delete;
   safetensors_folder& operator=(const safetensors_folder&) = delete;
 
-  /// Files and tensors, the tensors sorted by name.
+  /// Returns the files and tensors, the latter sorted by name.
   [[nodiscard]] const found_checkpoint& found() const noexcept LLMMEM_LIFETIMEBOUND { return found_; }
   [[nodiscard]] std::span<const checkpoint_tensor> tensors() const noexcept LLMMEM_LIFETIMEBOUND {
     return found_.manifest.tensors;
@@ -239,7 +242,7 @@ class safetensors_folder {
       LLMMEM_LIFETIMEBOUND {
     return found_.manifest.files[tensor.pieces.front().file].name;
   }
-  /// Passes all wanted bytes to the sink: as `load_checkpoint`.
+  /// Passes all wanted bytes to the sink, as `load_checkpoint` does.
   template <class Sink>
   load_report load(std::span<const wanted_tensor> wanted, Sink&& sink, load_options options = {}) {
     options.verify = verification::sizes;

@@ -21,14 +21,14 @@ inline namespace v0 {
 
 /// How closely a checkpoint is checked before it is trusted.
 enum class verification : std::uint8_t {
-  sizes,      ///< the manifest, by its checksum, and that each file exists with the recorded size
+  sizes,      ///< the manifest's checksum, and that each file exists with the recorded size
   checksums,  ///< also each byte of each file
 };
 
 /// An existing checkpoint.
 struct found_checkpoint {
   checkpoint_id id{};
-  std::string folder{};  ///< in the folder of checkpoints
+  std::string folder{};  ///< its name in the folder of checkpoints
   checkpoint_manifest manifest{};
 };
 
@@ -41,9 +41,9 @@ struct skipped_checkpoint {
 /// The result of a search.
 struct checkpoint_search {
   std::optional<found_checkpoint> found{};
-  std::vector<skipped_checkpoint> skipped{};  ///< the newer ones that were passed over, newest first
+  std::vector<skipped_checkpoint> skipped{};  ///< newer checkpoints that were passed over, newest first
 
-  /// Returns in one line what was found and what was not.
+  /// Returns in one line what was found and what was passed over.
   [[nodiscard]] std::string message() const;
 };
 
@@ -54,25 +54,26 @@ class unreadable_checkpoint : public io_error {
   using io_error::io_error;
 };
 
-/// Returns checkpoints by their names, newest first: by generation. They need not be complete.
+/// Returns the checkpoints by their names, newest first, which means the highest generation first. They need
+/// not be complete.
 /// @throws storage_error
 [[nodiscard]] std::vector<checkpoint_id> list_checkpoints(storage_ref storage);
 
-/// Reads a checkpoint's manifest, and checks as closely as requested.
+/// Reads a checkpoint's manifest, and verifies the checkpoint as closely as requested.
 /// @throws storage_error  for files that are missing or unreadable.
 /// @throws format_error   for damage: the file, the bytes of the first bad chunk, and both checksums.
 [[nodiscard]] found_checkpoint open_checkpoint(storage_ref storage, const checkpoint_id& id,
                                                verification how);
 
-/// Returns the newest whole checkpoint.
+/// Returns the newest complete checkpoint.
 ///
 /// An older checkpoint is taken only if each newer one is proved damaged: its manifest or a file is missing,
 /// truncated, malformed or fails its checksum. Those are recorded in `skipped`. Any other problem says
-/// nothing about contents: it is retried, and then an error. A checkpoint whose folder is a symbolic link
-/// counts like others; a dangling link proves nothing (the disk may not be mounted), and is an error.
+/// nothing about contents: the search retries it, and then throws. A checkpoint whose folder is a symbolic
+/// link counts like others; a dangling link proves nothing (the disk may not be mounted), and is an error.
 ///
-/// Needs no lock: a checkpoint that is removed during the search is no error, because its successors exist.
-/// @throws storage_error          when the folder cannot be listed.
+/// Needs no lock: if a checkpoint is removed during the search, its successors exist.
+/// @throws storage_error          if the folder cannot be listed.
 /// @throws unreadable_checkpoint  for a checkpoint that may be complete but cannot be read
 ///   (`unread_checkpoint::refuse`).
 [[nodiscard]] checkpoint_search find_checkpoint(storage_ref storage,

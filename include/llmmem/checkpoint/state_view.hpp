@@ -1,5 +1,5 @@
 /// @file
-/// `state_view`: the source of a snapshot's bytes; and the view of host memory.
+/// `state_view`: the source of a snapshot's bytes. Also `host_state_view`, for host memory.
 #pragma once
 
 #include <llmmem/checkpoint/detail/shared_part.hpp>
@@ -24,13 +24,13 @@ inline namespace v0 {
 
 /// A state whose tensors were described to the checkpointer (`state_tensor`), and whose bytes it copies.
 ///
-/// - `copy_out(tensor, offset, into)`  fills `into` with the tensor's part from byte `offset` on. Tensors are
-///   numbered in the order of their descriptions. An exception ends the checkpoint, and is its reason.
-/// - `is_concurrent`                   whether another thread may call it while the state's owner reads the
-///   state and computes. If not, the owner's thread copies when it waits.
+/// - `copy_out(tensor, offset, into)` fills `into` with the tensor's part from byte `offset` on. Tensors are
+///   numbered in the order of their descriptions. An exception ends the checkpoint, and becomes its reason.
+/// - `is_concurrent` whether another thread may call `copy_out` while the state's owner reads the state and
+///   computes. If not, the owner's thread copies when it waits.
 /// - `is_stable`                       optional: see `is_stable_view`.
 ///
-/// Copied when a snapshot begins: a handle, not the state. Destroyed as soon as it has been read.
+/// A view is a handle: it is copied when a snapshot begins, and destroyed as soon as it has been read.
 template <class V>
 concept state_view = std::copy_constructible<V> && requires(V& view, std::uint32_t tensor,
                                                             std::uint64_t offset, std::span<std::byte> into) {
@@ -55,21 +55,21 @@ template <class V>
 
 }  // namespace detail
 
-/// Whether the data that such a view reads no longer changes, regardless of changes to the state
-/// (`V::is_stable`; false if it is not defined). The state may change while it is being saved: the gate is
-/// not frozen, and the view keeps its data until it is destroyed. `cow_state_view`, `tiered_state_view` and
-/// `paged_state_view` are stable.
+/// Whether the data that the view reads stays the same while the state changes (`V::is_stable`; false if it
+/// is not defined). If so, the state may change while it is being saved: the gate is not frozen, and the view
+/// keeps its data until it is destroyed. `cow_state_view`, `tiered_state_view` and `paged_state_view` are
+/// stable.
 template <class V>
 inline constexpr bool is_stable_view = detail::says_stable<V>();
 
-/// A view that knows what has not changed since another view of the same state, for saves that write only
+/// A view that knows which bytes are the same as in another view of the same state, for saves that write only
 /// changes.
 ///
-/// - `version()`            the tag of this snapshot: not 0, and opaque. Only views of the same state in the
-///   same process understand it; it need not outlive any view.
-/// - `is_unchanged_since(version, tensor, offset, bytes)`  true only if these bytes of the tensor are
-///   certainly the same as in the view of that tag; false if it does not know, as for tag 0. Called by one
-///   thread, the copying one.
+/// - `version()` the tag of this snapshot: opaque, and not 0. Only views of the same state in the same
+///   process understand it; it stays valid after its view has ended.
+/// - `is_unchanged_since(version, tensor, offset, bytes)` true only if these bytes of the tensor are
+///   certainly the same as in the view of that tag; false if the view does not know, as for tag 0. Only the
+///   copying thread calls it.
 template <class V>
 concept change_tracking_view =
     state_view<V> && requires(const V& view, std::uint64_t version, std::uint32_t tensor,
@@ -78,7 +78,7 @@ concept change_tracking_view =
       { view.is_unchanged_since(version, tensor, offset, bytes) } -> std::same_as<bool>;
     };
 
-/// A view of any type, held by a snapshot: the calls that a checkpointer makes.
+/// A view of any type, which a snapshot holds, with the calls that a checkpointer makes.
 class any_state_view {
  public:
   any_state_view() = default;
@@ -87,9 +87,9 @@ class any_state_view {
   virtual ~any_state_view() = default;
 
   virtual void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) = 0;
-  /// 0 if it does not track changes.
+  /// Returns 0 if the view does not track changes.
   [[nodiscard]] virtual std::uint64_t version() const = 0;
-  /// False if it does not track changes.
+  /// Returns false if the view does not track changes.
   [[nodiscard]] virtual bool is_unchanged_since(std::uint64_t version, std::uint32_t tensor,
                                                 std::uint64_t offset, std::uint64_t bytes) const = 0;
 };
@@ -123,9 +123,9 @@ class held_state_view final : public any_state_view {
   V view_;
 };
 
-/// A list shared by all copies of a view: copying it copies none of its entries. It is made from anything
-/// that a span can be made from, and copies the entries once. So a temporary array is fine, and code that
-/// makes a view for every snapshot keeps a `view_list`.
+/// A list that all copies of a view share; a copy of the list copies no entries. It is made from anything
+/// that converts to a span, and copies the entries once. So a temporary array is fine, and code that makes a
+/// view for every snapshot should keep a `view_list`.
 ///
 /// @par Thread safety   any threads may read.
 template <class T>
@@ -156,8 +156,8 @@ class view_list {
 /// Where the bytes of a tensor are, for views over several ranges or chunks.
 struct state_place {
   std::uint32_t source = 0;  ///< index of the range or chunk, in the view's order
-  std::uint64_t offset = 0;  ///< of the tensor's first byte in the source
-  std::uint64_t bytes = 0;   ///< of the tensor's part, as described
+  std::uint64_t offset = 0;  ///< position of the tensor's first byte in the source
+  std::uint64_t bytes = 0;   ///< length of the tensor's part, as described
 
   friend constexpr bool operator==(const state_place&, const state_place&) noexcept = default;
 };
@@ -204,8 +204,8 @@ inline void check_place(const state_place& place, std::uint32_t tensor, std::uin
 }  // namespace detail
 
 /// Tensors in host memory, each in one piece, which must stay in place until the snapshot is staged.
-/// Constructing one is O(tensors), copying it O(1): tensors that are always in the same place need one view
-/// for all snapshots.
+/// Construction is O(tensors), a copy O(1). If the tensors are always in the same place, one view serves all
+/// snapshots.
 class host_state_view {
  public:
   static constexpr bool is_concurrent = true;

@@ -1,6 +1,6 @@
 /// @file
-/// `storage_ref`: a checkpoint storage of any type. The code behind checkpoints uses it, so that it is
-/// compiled once and not for each storage.
+/// `storage_ref`: a reference to a checkpoint storage of any type. The functions of checkpoints use it, so
+/// that they are compiled once and not for each storage.
 #pragma once
 
 #include <llmmem/checkpoint/storage.hpp>
@@ -21,8 +21,8 @@ inline namespace v0 {
 
 namespace detail {
 
-/// A new file of any storage. Tokens are numbers here; the storage's own token stays with the file until the
-/// write is finished.
+/// A new file of any storage. Tokens are numbers here; the file keeps the storage's own token until the write
+/// is finished.
 class any_output {
  public:
   any_output() = default;
@@ -66,7 +66,7 @@ class output_of final : public any_output {
       : output_(storage.create(path, bytes)) {}
 
   std::uint64_t begin_write(std::uint64_t offset, std::span<const std::byte> bytes) override {
-    begun_.reserve(begun_.size() + 1);  // a write that was begun must be recorded
+    begun_.reserve(begun_.size() + 1);  // before the write, because a write that has begun must be recorded
     begun_.push_back({next_, output_.begin_write(offset, bytes)});
     return next_++;
   }
@@ -117,8 +117,8 @@ class lock_of final : public any_lock {
   std::optional<Lock> lock_;
 };
 
-/// The calls of one storage type. Results are allocated before the storage is called: if there is no memory,
-/// nothing was done.
+/// The calls of one storage type. Each call allocates its result before it calls the storage: if there is no
+/// memory, nothing was done.
 struct storage_table {
   void (*make_folder)(void* storage, const std::string& path);
   std::unique_ptr<any_output> (*create)(void* storage, const std::string& path, std::uint64_t bytes);
@@ -172,7 +172,7 @@ inline constexpr storage_table storage_table_of{
 
 /// A reference to a `checkpoint_storage` of any type: each call of the concept is one call through a table,
 /// which costs nothing compared with a file system. Any storage converts to it, so functions that take a
-/// `storage_ref` are called with the storage itself. It models the concept, too.
+/// `storage_ref` are called with the storage itself. It is itself a `checkpoint_storage`.
 ///
 ///     void prune(storage_ref storage);
 ///     posix_storage storage("/checkpoints/run-7");

@@ -22,8 +22,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Blocks a signal so that it does not end the process, and reports whether it arrived: schedulers send
-/// SIGTERM some time before they kill, enough for one more checkpoint.
+/// Blocks a signal so that it does not end the process, and reports whether it arrived. Schedulers send
+/// SIGTERM some time before they kill a process, enough for one more checkpoint.
 ///
 ///     const termination_request termination;         // before any other thread is started
 ///     for (...) {
@@ -36,15 +36,16 @@ inline namespace v0 {
 ///     }
 ///
 /// No handler runs, and no other state of the program changes. Threads inherit the blocked signal from the
-/// thread that starts them: an older thread still dies of the signal, and the process with it. Programs
-/// inherit it too, across `exec`: start a program that should die of the signal with it unblocked
+/// thread that starts them. In an older thread the signal is not blocked, and ends the process. Programs also
+/// inherit it across `exec`: if a program should end by the signal, start it with the signal unblocked
 /// (`posix_spawnattr_setsigmask`, or `pthread_sigmask` between fork and exec). When this object is destroyed,
-/// the signal has its former effect; a signal that arrived and was never checked for then ends the process.
+/// the signal has its former effect; a signal that arrived and that no call has reported then ends the
+/// process.
 ///
 /// Keep the guard past the flush: if it is dropped at once, as by `begin_snapshot(...).ticket()`, its
-/// destructor first waits until the snapshot has been copied, regardless of the flush's time limit. In any
-/// case its destructor waits for up to `max_stall_ns`, and the checkpointer's until all is complete: a
-/// process that cannot wait for that either ends with `_exit`.
+/// destructor first waits until the snapshot has been copied, regardless of the flush's time limit. Even so,
+/// the guard's destructor waits for up to `max_stall_ns`, and the checkpointer's until all checkpoints are
+/// complete. A process that cannot wait that long ends with `_exit`.
 ///
 /// @par Thread safety   constructed and destroyed by one thread, checked by any.
 /// @par Errors          the constructor throws `argument_error` for an invalid signal, and `system_error`.
@@ -71,8 +72,8 @@ class termination_request {
     ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
 
-  /// Whether the signal arrived; once true, it stays true. The process will not end because of a signal
-  /// reported here.
+  /// Returns whether the signal arrived; once true, it stays true. A signal reported here no longer ends the
+  /// process.
   [[nodiscard]] bool is_requested() const noexcept {
     signalfd_siginfo told{};
     while (::read(file_, &told, sizeof told) == static_cast<ssize_t>(sizeof told))

@@ -27,8 +27,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Returns the input of `map_to_chunks` for tensors described for a checkpoint: the bytes of each, or of the
-/// part kept here.
+/// Returns the input of `map_to_chunks` for tensors described for a checkpoint: the bytes of each tensor, or
+/// of the part kept here.
 /// @throws argument_error, length_error  as `bytes_of`.
 [[nodiscard]] inline std::vector<tensor_size> sizes_of(std::span<const state_tensor> described) {
   std::vector<tensor_size> sizes;
@@ -44,7 +44,7 @@ inline namespace v0 {
 struct tensor_load_options {
   verification verify = verification::checksums;
   std::uint32_t readers = 4;  ///< threads that read and check
-  /// Bytes of parts written at once, if tier 0 has as many: more bytes mean fewer repeated reads.
+  /// Bytes of parts written at once, if tier 0 has that many; more bytes mean fewer repeated reads.
   std::uint64_t window_bytes = std::uint64_t{64} << 20;
 };
 
@@ -81,7 +81,7 @@ class tensor_loading {
     const std::size_t parts = tensors_->mapping().parts(tensor).size();
     for (std::uint32_t part = 0; part < parts; ++part) {
       auto taken = tensors_->write(tensor, part, tiering::wait_complete);
-      if (!taken && !leases_.empty()) {  // held leases may prevent it
+      if (!taken && !leases_.empty()) {  // the held leases may be the reason
         load();
         taken = tensors_->write(tensor, part, tiering::wait_complete);
       }
@@ -122,7 +122,7 @@ class tensor_loading {
     places_.clear();
     bytes_ = 0;
   }
-  /// Marks leased chunks, and the tensors loaded in part, as having no contents.
+  /// Discards the contents of leased chunks and of partly loaded tensors.
   void give_up() noexcept {
     forget();
     for (const tensor_id each : touched_)
@@ -141,7 +141,8 @@ class tensor_loading {
   load_report report_{};
 };
 
-/// Returns the numbers of tensors in file order, as far as a manifest shows it: adjacent data is read once.
+/// Returns the numbers of tensors in file order, as far as a manifest shows it, so that adjacent data is read
+/// once.
 [[nodiscard]] inline std::vector<std::uint32_t> in_file_order(const found_checkpoint& from,
                                                               std::span<const state_tensor> described) {
   std::vector<std::pair<std::string_view, std::uint32_t>> files;  // of each tensor's first piece
@@ -172,17 +173,18 @@ class tensor_loading {
 ///     const checkpoint_search search = find_checkpoint(storage);
 ///     load_into(storage, *search.found, described, tensors);
 ///
-/// Bytes go from the files to leases of tier 0, as many at once as it allows; the rest moves down the tiers
-/// during the load, as with any write.
+/// Bytes go from the files to leases of tier 0, as many at once as fit there. Loaded chunks move down the
+/// tiers during the load, as after any write.
 ///
 /// @param described  the tensors' names, types, shapes and parts, as a checkpointer takes them, by number.
-/// @param tensors    a `tiered_tensors` or `persistent_tensors`, on a buffer whose tier 0 the host may touch.
-/// @par Complexity      the bytes, and O(n log n) for n tensors and parts. A chunk of the checkpoint is read
-///   again by each window that needs any of it.
+/// @param tensors    a `tiered_tensors` or `persistent_tensors`, on a buffer whose tier 0 the host can
+///                   access.
+/// @par Complexity      the bytes, and O(n log n) for n tensors and parts. Each window that needs any byte of
+///                      a checkpoint's chunk reads the chunk again.
 /// @par Thread safety   the buffer's thread; no other thread writes the buffer.
 /// @throws argument_error  for tensors whose number or sizes differ from the description, and as
-///   `load_checkpoint`. @throws format_error, storage_error  as there; and the errors of a write lease. The
-///   tensors being loaded then have no contents; those before them are complete.
+///   `load_checkpoint`. @throws format_error, storage_error as there; and the errors of a write lease. The
+///   tensors in the window then have no contents; those before them are complete.
 template <class Tensors>
 load_report load_into(storage_ref storage, const found_checkpoint& from,
                       std::span<const state_tensor> described, Tensors& tensors,

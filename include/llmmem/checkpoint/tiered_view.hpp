@@ -38,8 +38,8 @@ template <class Store>
 
 }  // namespace detail
 
-/// The bytes of tensors at one moment, in chunks of a `tiered_buffer`: clones of the chunks, copied on write
-/// in every tier.
+/// The bytes of tensors at one moment, in chunks of a `tiered_buffer`: clones of the chunks, which are copied
+/// on write in every tier.
 ///
 ///     const snapshot_guard guard = saves.begin_snapshot(step, tiered_state_view(buffer, chunks, places));
 ///     for (layer : layers) {
@@ -47,19 +47,19 @@ template <class Store>
 ///       saves.stage_for(2'000'000);               // copies for 2 ms, without leases held
 ///     }
 ///
-/// A buffer belongs to one thread, and so does the view: that thread copies, in `stage_for` or when it waits,
-/// and releases the clones in it. A chunk that is brought up to be copied may displace another, as with any
-/// lease.
+/// A buffer belongs to one thread, and so does the view: that thread copies the chunks, in `stage_for` or
+/// when it waits, and releases the clones. A chunk that comes up for the copy may displace another, as with
+/// any lease.
 ///
-/// A chunk updated while its clone lives takes a second place in the last tier, and for a while in tier 0. If
-/// there is no place, the update is refused (`errc::out_of_bytes`, and nothing has changed): then call
-/// `guard.wait_staged()` and try again. With steps that update all chunks, each unread snapshot keeps a state
-/// of its own: the last tier needs 1 + `max_pending` times the state (three with the default of 2; two if
-/// each guard is waited for before the next snapshot), and `max_chunks` as many times the chunks. A refused
-/// lease during copying ends the checkpoint: hold no leases that fill tier 0.
+/// A chunk that is updated while its clone lives takes a second place in the last tier, and for a while in
+/// tier 0. If there is no place, the update is refused with `errc::out_of_bytes` and changes nothing: then
+/// call `guard.wait_staged()` and try again. If steps update all chunks, each unread snapshot keeps a
+/// complete state: the last tier needs 1 + `max_pending` times the state (three times with the default of 2;
+/// twice if the caller waits for each guard before the next snapshot), and `max_chunks` the same multiple of
+/// the chunks. A refused lease during the copy ends the checkpoint, so hold no leases that fill tier 0.
 ///
 /// **Tensors of a `tiered_tensors`**, of any sizes and in any number of chunks, are the tensors of the
-/// checkpoint, in the order of their numbers; each is one tensor there, large or small:
+/// checkpoint, in the order of their numbers; each is one tensor there, regardless of its size:
 ///
 ///     const auto described = ...;                             // state_tensors: names, types, shapes
 ///     tiered_tensors tensors(buffer, map_to_chunks(sizes_of(described)));   // sizes_of: tiered_load.hpp
@@ -68,12 +68,12 @@ template <class Store>
 ///
 /// `load_into` (tiered_load.hpp) restores them, regardless of the chunks that hold them then.
 ///
-/// The view reports chunks that no lease has written since another view (`change_tracking_view`): an
+/// The view reports chunks that no lease has written since another view (`change_tracking_view`), so an
 /// incremental save neither brings them up nor writes them.
 ///
 /// Copies of a view share its clones, which the last copy removes.
 ///
-/// @par Complexity      O(chunks + places) to take, and no byte moves. `is_unchanged_since` O(1).
+/// @par Complexity      O(chunks + places) to take one, which moves no byte. `is_unchanged_since` O(1).
 /// @par Thread safety   the buffer's thread. The buffer outlives it: see `snapshot_guard`.
 /// @par Errors          the constructor throws `argument_error` for tensors without contents, and the errors
 ///   of `clone`: `out_of_memory` if the table of chunks is full, `argument_error` for a chunk that is being
@@ -86,7 +86,7 @@ class tiered_state_view {
   static_assert(Buffer::template space_type<0>::is_host_accessible,
                 "the host copies from tier 0, so tier 0 must be host-accessible");
 
-  /// @param places  of each tensor, in the order of their descriptions: chunks are its sources.
+  /// @param places  the place of each tensor, in the order of their descriptions; its source is a chunk.
   tiered_state_view(Buffer& buffer, std::span<const chunk_handle> chunks,
                     const view_list<state_place>& places)
       : places_(places), clones_(std::in_place, buffer) {
@@ -164,12 +164,12 @@ class tiered_state_view {
 
   /// See `change_tracking_view`. Views of other chunks or places do not know this version.
   [[nodiscard]] std::uint64_t version() const noexcept { return history_.tag(number_); }
-  /// By chunks. `version` is that of a view of the same chunks, which may have been destroyed.
+  /// Decides by chunks. `version` is that of a view of the same chunks, which may have been destroyed.
   /// @throws argument_error  as `copy_out`.
   [[nodiscard]] bool is_unchanged_since(std::uint64_t version, std::uint32_t tensor, std::uint64_t offset,
                                         std::uint64_t bytes) const {
-    const std::uint64_t number = history_.number(version);  // for another history: a number that does not
-                                                            // occur
+    // A version of another history becomes a number that does not occur.
+    const std::uint64_t number = history_.number(version);
     const auto is_unchanged = [&](std::uint32_t chunk) {
       return number != 0 && number <= number_ && clones_->changes[chunk] < number;
     };
@@ -208,12 +208,12 @@ class tiered_state_view {
     Buffer* buffer;
     std::vector<chunk_handle> handles{};
     std::vector<std::uint64_t> changes{};  // last change of each chunk when the view was taken
-    // For a view of tensors.
+    // Only for a view of tensors.
     std::vector<tensor_place> parts{};
     std::vector<std::uint32_t> first_part{};  // by tensor, plus one entry
   };
 
-  /// Calls `visit(part, offset from the requested bytes, offset in the part, bytes)` for parts of `[offset,
+  /// Calls `visit(part, offset in the requested bytes, offset in the part, bytes)` for each part in `[offset,
   /// offset + bytes)`.
   template <class Visit>
   void each_part(std::uint32_t tensor, std::uint64_t offset, std::uint64_t bytes, Visit visit) const {

@@ -23,8 +23,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Runs at about memory speed. It protects against accidents, not against an attack that chooses the state's
-/// bytes so that two chunks have one digest.
+/// XXH3, which runs at about memory speed. It protects against accidents, not against an attacker that
+/// chooses the state's bytes so that two chunks have the same digest.
 struct xxh3_chunk_digest {
   static constexpr bool detects_changes = true;
   [[nodiscard]] static std::array<std::uint64_t, 2> of(std::span<const std::byte> bytes) noexcept {

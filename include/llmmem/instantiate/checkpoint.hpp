@@ -2,9 +2,9 @@
 /// The functions of checkpoints, compiled once for a program that defines LLMMEM_EXTERN_CHECKPOINT.
 #pragma once
 
-/// One source file of the program consists of this include. In the others `async_checkpointer`,
-/// `checkpoint_folder`, loading, copying and recovering are declarations, and take a fraction of the time to
-/// compile. Several libraries of a program may each have such a file.
+/// One source file of the program consists of this include alone. In the other files `async_checkpointer`,
+/// `checkpoint_folder`, loading, copying and recovering are only declared, and compile in a fraction of the
+/// time. Several libraries of a program may each have such a file.
 #if defined(LLMMEM_EXTERN_CHECKPOINT)
 #if defined(LLMMEM_CHECKPOINT_BODIES)
 #error "Include <llmmem/instantiate/checkpoint.hpp> before any other header of llmmem/checkpoint."

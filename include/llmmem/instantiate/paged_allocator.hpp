@@ -2,7 +2,8 @@
 /// `paged_allocator<>`, compiled once for a program that defines LLMMEM_EXTERN_PAGING.
 #pragma once
 
-/// One source file of the program consists of this include; the others see that it is compiled elsewhere.
+/// One source file of the program consists of this include alone; the other files do not compile the class
+/// again.
 #if defined(LLMMEM_EXTERN_PAGING)
 #define LLMMEM_INSTANTIATES_PAGING
 #endif

@@ -2,8 +2,8 @@
 /// `tiered_buffer<host_space, file_space<>>`, compiled once for a program.
 #pragma once
 
-/// To be included wherever that buffer is used. The one source file that compiles it defines
-/// LLMMEM_INSTANTIATES_TIERING before; for the others it is compiled elsewhere.
+/// Include it in every file that uses that buffer. One source file defines LLMMEM_INSTANTIATES_TIERING before
+/// the include, and compiles the buffer for all.
 #include <llmmem/space/host.hpp>
 #include <llmmem/tiering/tiered_buffer.hpp>
 #include <llmmem/transfer/file_space.hpp>

@@ -1,5 +1,5 @@
 /// @file
-/// `cccl_source`: a memory resource of CCCL (`cuda::mr`), of RMM or an engine, beneath a
+/// `cccl_source`: a memory resource of CCCL (`cuda::mr`), RMM or an engine as the source of a
 /// `basic_device_space`.
 #pragma once
 
@@ -44,8 +44,9 @@ class resource_runtime : public Runtime {
       return out_of_memory_status;
     }
   }
-  using Runtime::release;  // the concept's, without a number of bytes: the source calls the next one
-  /// A resource that throws has broken its contract; its bytes stay with it.
+  using Runtime::release;  // the concept requires this one, without a number of bytes; the source calls the
+                           // one below
+  /// A resource that throws here has broken its contract, and keeps the bytes.
   device_status release(void* data, std::size_t count, typename Runtime::stream in) const noexcept {
     try {
       resource_.deallocate(cuda::stream_ref(in), data, count, cuda::mr::default_cuda_malloc_alignment);
@@ -58,7 +59,7 @@ class resource_runtime : public Runtime {
   static constexpr device_status out_of_memory_status = 2;  // cudaErrorMemoryAllocation
   static constexpr device_status not_supported = 801;       // cudaErrorNotSupported
 
-  mutable Resource resource_;  // allocating does not change which resource it is
+  mutable Resource resource_;  // mutable, because allocation does not change which resource this is
 };
 
 }  // namespace detail
@@ -69,21 +70,22 @@ class resource_runtime : public Runtime {
 ///     cuda::mr::any_resource<cuda::mr::device_accessible> theirs = ...;
 ///     basic_device_space space(cccl_source(device_id{0}, theirs, cuda_runtime{}), {.budget = bytes});
 ///
-/// It is `device_pool_source` with the resource instead of the driver's pool, and keeps the same promises:
+/// It is a `device_pool_source` with the resource instead of the driver's pool, and has the same guarantees:
 /// - requests go to a stream of the right device, which the source makes and waits for, so that memory is
 ///   valid on every stream. `allocate_sync` of CCCL's pools runs on a stream of device 0 instead, which costs
 ///   a context there in each process;
 /// - an alignment above 256 is made inside a larger request, because CCCL's pools refuse it;
-/// - a resource that refuses although bytes are on their way back is asked once more;
-/// - a refusal's index is the status of the `cuda::cuda_error` that the resource threw, else 2
+/// - if the resource refuses while deallocated bytes have not yet returned, the source asks once more;
+/// - a refusal's index is the status of the `cuda::cuda_error` that the resource threw, otherwise 2
 ///   (`cudaErrorMemoryAllocation`).
 ///
 /// `resource_source` (device/device.hpp) does not need CCCL, and accepts any type with the functions of a
 /// resource.
 ///
-/// @tparam Resource  copyable; must have the property `cuda::mr::device_accessible`: host memory in a space
-///                   of device memory does not compile
-/// @par Thread safety   the space holds its lock; a resource that other code uses too must be synchronised.
+/// @tparam Resource  copyable; must have the property `cuda::mr::device_accessible`: the compiler rejects
+///                   host memory in a space of device memory
+/// @par Thread safety   the space holds its lock during calls; a resource that other code also uses must be
+///   synchronised.
 /// @par Errors          the constructor throws `system_error` if there is no such device, or no stream.
 template <class Resource, device_runtime Runtime>
 class cccl_source : public device_pool_source<detail::resource_runtime<Resource, Runtime>> {

@@ -1,6 +1,7 @@
 /// @file
-/// Tensors across DLPack, in both directions, without a copy: `to_dlpack` and `dlpack_tensor`. Includes no
-/// header of DLPack: the structures are template arguments, so an engine uses those of its own `dlpack.h`.
+/// Exchanges tensors by DLPack in both directions without a copy: `to_dlpack` and `dlpack_tensor`. Includes
+/// no header of DLPack, because the structures are template arguments: an engine uses those of its own
+/// `dlpack.h`.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -43,7 +44,7 @@ concept dlpack_versioned = dlpack_managed<M> && requires(M& tensor) {
   tensor.flags;
 };
 
-/// Where a tensor's bytes are, in the numbers of DLPack (`DLDeviceType`).
+/// Where a tensor's bytes are, in DLPack's numbers (`DLDeviceType`).
 struct dlpack_place {
   static constexpr std::int32_t cpu = 1;
   static constexpr std::int32_t cuda = 2;
@@ -59,9 +60,9 @@ struct dlpack_place {
   friend constexpr bool operator==(const dlpack_place&, const dlpack_place&) noexcept = default;
 };
 
-/// A tensor as DLPack describes it, without its owner. `strides` counts elements; empty means row-major.
+/// A tensor in DLPack's terms, without its owner. `strides` counts elements; empty means row-major.
 struct dlpack_view {
-  std::byte* data = nullptr;  ///< of the first element; of device memory too
+  std::byte* data = nullptr;  ///< address of the first element, also in device memory
   safetensors_type type = safetensors_type::f32;
   std::span<const std::int64_t> shape{};
   std::span<const std::int64_t> strides{};
@@ -90,7 +91,7 @@ inline constexpr std::array<dlpack_number, safetensors_types> dlpack_numbers{
   return std::nullopt;
 }
 
-/// The number of elements, or nothing if an extent is negative or the product of the bytes exceeds 2^63 - 1.
+/// Returns the number of elements, or nothing if an extent is negative or the bytes exceed 2^63 - 1.
 [[nodiscard]] inline std::optional<std::uint64_t> dlpack_elements(std::span<const std::int64_t> shape,
                                                                   std::uint64_t bits) noexcept {
   std::uint64_t count = 1;
@@ -108,7 +109,7 @@ inline constexpr std::array<dlpack_number, safetensors_types> dlpack_numbers{
   return count;
 }
 
-/// What an exported tensor owns. Its address is `manager_ctx`.
+/// The object that an exported tensor owns. `manager_ctx` is its address.
 template <class Managed, class Owner>
 struct dlpack_export {
   Managed tensor{};
@@ -123,21 +124,20 @@ struct dlpack_export {
 
 }  // namespace detail
 
-/// Exports a tensor: the consumer (PyTorch, JAX, CuPy, another C++ library) uses the bytes where they are,
-/// and calls `deleter` when it has finished, from any thread. That destroys `owner`.
+/// Exports a tensor: the consumer (PyTorch, JAX, CuPy, another C++ library) uses the bytes in place. When it
+/// has finished, it calls `deleter` from any thread, which destroys `owner`.
 ///
 ///     auto lease = std::make_shared<decltype(buffer)::lease>(buffer.read(chunk).value());
 ///     DLManagedTensorVersioned* out = to_dlpack<DLManagedTensorVersioned>(
 ///         {.data = ..., .type = safetensors_type::bf16, .shape = shape, .is_read_only = true}, lease);
 ///
-/// @param owner  what keeps the bytes valid: a lease, a `std::shared_ptr`, a buffer. Movable. A lease
-/// must
-///               end in the thread that its buffer belongs to, so hand its consumer's end back to that
-///               thread.
+/// @param owner  keeps the bytes valid: a lease, a `std::shared_ptr`, a buffer. Movable. A lease must end on
+///               its buffer's thread, so if the consumer may finish on another thread, pass an owner that
+///               hands the lease back.
 /// @par Complexity   one allocation.
 /// @par Errors   throws `argument_error` if strides and shape differ in length, an extent is negative, the
 ///      bytes exceed 2^63 - 1, a tensor with elements has no address, or a read-only tensor is exported
-///      without a version, which could not say so; `std::bad_alloc`. The owner is destroyed then.
+///      without a version, which cannot mark it as read-only; `std::bad_alloc`. The owner is destroyed then.
 template <dlpack_managed Managed, class Owner>
 [[nodiscard]] Managed* to_dlpack(const dlpack_view& view, Owner owner) {
   if (!view.strides.empty() && view.strides.size() != view.shape.size()) {
@@ -172,14 +172,14 @@ template <dlpack_managed Managed, class Owner>
   tensor.dtype.code = number.code;
   tensor.dtype.bits = number.bits;
   tensor.dtype.lanes = 1;
-  // DLPack 1.2 wants strides where there are dimensions.
+  // DLPack 1.2 requires strides for a tensor with dimensions.
   if (made->strides.empty()) {
     made->strides.resize(made->shape.size());
     constexpr auto most = static_cast<std::int64_t>(max_bytes);
     std::int64_t stride = 1;
     for (std::size_t i = made->shape.size(); i-- != 0;) {
       made->strides[i] = stride;
-      // Next to an extent of 0 the others may have any product.
+      // If one extent is 0, the product of the others may be arbitrarily large.
       const std::int64_t times = made->shape[i] == 0 ? 1 : made->shape[i];
       stride = stride > most / times ? most : stride * times;
     }
@@ -197,7 +197,7 @@ template <dlpack_managed Managed, class Owner>
   return &out;
 }
 
-/// A tensor that another library exported. Move-only; its end calls the exporter's `deleter`.
+/// A tensor that another library exported. Move-only; its destructor calls the exporter's `deleter`.
 ///
 ///     dlpack_tensor<DLManagedTensorVersioned> weights(capsule);   // now it owns the capsule's tensor
 ///     buffer.copy_in(weights.bytes(), ...);
@@ -236,7 +236,8 @@ class dlpack_tensor {
     const auto& device = tensor_->dl_tensor.device;
     return {static_cast<std::int32_t>(device.device_type), static_cast<std::int32_t>(device.device_id)};
   }
-  /// Without a version: false, because the structure cannot say it.
+  /// Returns whether the tensor is read-only; false for a structure without a version, which cannot express
+  /// it.
   [[nodiscard]] bool is_read_only() const noexcept {
     if constexpr (dlpack_versioned<Managed>) {
       return (tensor_->flags & 1U) != 0;
@@ -253,7 +254,7 @@ class dlpack_tensor {
     const auto* const start = static_cast<const std::byte*>(tensor_->dl_tensor.data);
     return elements() == 0 ? start : start + tensor_->dl_tensor.byte_offset;
   }
-  /// Whether the elements are adjacent, in row-major order.
+  /// Returns whether the elements are adjacent, in row-major order.
   [[nodiscard]] bool is_contiguous() const noexcept {
     std::int64_t wanted = 1;
     const auto extents = shape();
@@ -272,13 +273,13 @@ class dlpack_tensor {
       refuse("is in memory of a device, not of the host; copy it to the host, or use data() on the device");
     return addresses();
   }
-  /// The same, to write to. @throws argument_error  also if the tensor is read-only
+  /// Returns the same bytes for writing. @throws argument_error also if the tensor is read-only
   [[nodiscard]] std::span<std::byte> writable_bytes() LLMMEM_LIFETIMEBOUND {
     if (is_read_only()) refuse("is read-only; copy it");
     const auto same = bytes();
     return {const_cast<std::byte*>(same.data()), same.size()};  // the exporter gave a void*
   }
-  /// Returns the bytes of a contiguous tensor as addresses, wherever they are.
+  /// Returns the addresses of the bytes of a contiguous tensor in any memory.
   [[nodiscard]] std::span<const std::byte> addresses() const LLMMEM_LIFETIMEBOUND {
     if (!is_contiguous()) refuse("is not contiguous; copy it to a contiguous one in its own library");
     return {data(), static_cast<std::size_t>((elements() * bits_of(type_) + 7) / 8)};

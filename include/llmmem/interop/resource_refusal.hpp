@@ -1,5 +1,5 @@
 /// @file
-/// `resource_refusal`: what allocators for other libraries throw.
+/// `resource_refusal`: the exception that allocators for other libraries throw.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -30,7 +30,7 @@ class resource_refusal : public std::bad_alloc {
     std::ranges::copy(text, text_.begin());
   }
   [[nodiscard]] const failure& why() const noexcept { return why_; }
-  /// Returns the failure's message, at most 255 bytes of it.
+  /// Returns the first 255 bytes of the failure's message.
   [[nodiscard]] const char* what() const noexcept override { return text_.data(); }
 
  private:

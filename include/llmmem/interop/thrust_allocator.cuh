@@ -1,5 +1,6 @@
 /// @file
-/// `thrust_allocator`: containers and algorithms of Thrust in a space of llmmem. For code that nvcc compiles.
+/// `thrust_allocator`: containers and algorithms of Thrust in memory of a llmmem space. For code that nvcc
+/// compiles.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -28,12 +29,12 @@ inline namespace v0 {
 ///     stream)).on(stream),
 ///                  values.begin(), values.end());
 ///
-/// With a stream, memory returns to the space behind the stream's work, so that `par_nosync` need not wait to
-/// free its temporary storage. Thrust frees it while kernels may still run (cccl#4117): an allocator that
-/// frees at once would hand it out again. Without a stream, memory is returned at once: for containers that
-/// end after a synchronisation.
+/// With a stream, memory returns to the space after the stream's work, so that `par_nosync` frees its
+/// temporary storage without waiting. Thrust frees it while kernels may still run (cccl#4117), and an
+/// allocator that frees at once would hand it out again. Without a stream, memory returns at once: for
+/// containers that end after a synchronisation.
 ///
-/// @tparam T      what is allocated; at an alignment of 256 bytes or `alignof(T)`
+/// @tparam T      the element type; memory is aligned to 256 bytes or `alignof(T)`
 /// @tparam Owner  `stream_ordered<Space, Runtime>` of memory that devices access
 /// @par Thread safety   that of `Owner`: any number of threads.
 /// @par Errors          `allocate` throws `resource_refusal`, a `std::bad_alloc` with the failure's message.

@@ -1,5 +1,5 @@
 /// @file
-/// `kv_chain`: the keys of a request's tokens, by which caches and tiers know its blocks.
+/// `kv_chain`: the keys of a request's tokens, by which caches and tiers identify its blocks.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,17 +15,18 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The keys of a request's prefix, chunk by chunk: key i names the tokens of chunk i and all before it, as
-/// the cache that it was made for names them. Computed once for a request, and extended as it generates.
+/// The keys of a request's prefix, chunk by chunk: key i names the tokens of chunk i and all before it, with
+/// the names of the cache that the chain was made for. Compute it once for a request, and extend it as the
+/// request generates tokens.
 ///
 ///     kv_chain chain(cache, prompt);               // O(tokens): one hash of each chunk
 ///     chain.append(cache, generated);
 ///
-/// A chunk is as many tokens as a block of a `paged_allocator`, or the `chunk_tokens()` of a
-/// `hybrid_allocator`. The keys depend on the context (tenants stay apart: give the sequence's) and on the
-/// cache's epoch: make a new chain after `reset`.
+/// A chunk has the tokens of a block of a `paged_allocator`, or `chunk_tokens()` of a `hybrid_allocator`. The
+/// keys depend on the context, which separates tenants (pass the sequence's), and on the cache's epoch: make
+/// a new chain after `reset`.
 ///
-/// A load keeps the chain's address: the chain must not move, or end, before its load has ended.
+/// A load keeps the chain's address: the chain must neither move nor end before its load has ended.
 ///
 /// @par Thread safety   as a plain value.
 class kv_chain {
@@ -56,7 +57,7 @@ class kv_chain {
     }
   }
 
-  /// Adds tokens at the end. @pre the chain was made of tokens, for this cache in this epoch
+  /// Adds tokens at the end. @pre the chain was made of tokens, for this cache in its present epoch
   template <class Cache>
   void append(const Cache& cache, std::span<const token_id> tokens) {
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
@@ -103,7 +104,7 @@ class kv_chain {
   std::uint32_t chunk_tokens_;
   std::uint64_t epoch_;
   std::vector<block_key> keys_;
-  std::vector<block_key> given_;  // by the caller, before they were chained
+  std::vector<block_key> given_;  // the caller's keys, before they were chained
   std::vector<access_hint> hints_;
   std::vector<token_id> tokens_;
   std::uint64_t tokens_told_ = 0;

@@ -46,13 +46,13 @@ inline constexpr std::size_t max_slot_pairs = 128;
 /// Copies blocks of a cache into slots (`save`) and back (`restore`), layer by layer on request.
 ///
 /// - `groups()`: the number of groups of layers that it serves; 1 for a `paged_allocator`.
-/// - `block_bytes(g)`: how many bytes a block of group g takes in a slot.
-/// - `layers(g)`: parts of a block that `restore` can bring one by one.
-/// - `save(g, slots, pairs, after)`: begins after `after`, and reads the blocks before the engine's later
-///   work can write to them. The fence passes when all the slots are written.
-/// - `restore(g, slots, pairs, layers)`: the fence passes when those layers are in the cache's memory.
-/// - If a copy fails, its fence and all later fences of the mover report that, as on a stream whose device is
-///   lost; or the call returns the failure.
+/// - `block_bytes(g)`: the bytes that a block of group g takes in a slot.
+/// - `layers(g)`: the parts of a block that `restore` can bring one by one.
+/// - `save(g, slots, pairs, after)`: begins after the fence `after`, and reads the blocks before the engine's
+///   later work can write to them. Its fence passes when all slots are written.
+/// - `restore(g, slots, pairs, layers)`: its fence passes when those layers are in the cache's memory.
+/// - If a copy fails, either the call returns the failure, or its fence and all later fences of the mover
+///   report it, as on a stream whose device is lost.
 /// - `blocks()`, optional: the number of blocks in its memory, at least the number in the cache.
 /// - `runs_on_caller`: whether the calls copy before they return. The tiers then call `save` only with fences
 ///   that have passed.
@@ -73,7 +73,7 @@ concept kv_mover = std::movable<M> && fence<typename M::fence_type> &&
                      { M::runs_on_caller } -> std::convertible_to<bool>;
                    };
 
-/// The fence after work on a host executor, which has always passed.
+/// Marks work on a host executor; its fence has always passed.
 struct passed_mark {
   using fence_type = host_fence;
   static constexpr bool runs_on_caller = true;
@@ -84,7 +84,7 @@ struct passed_mark {
   }
 };
 
-/// The fence after the work submitted to a queue so far, for an executor that runs on the same stream:
+/// Marks the work submitted to a queue so far, for an executor that runs on the same stream:
 ///
 ///     offload::layout_mover mover(device_executor(stream), memory, offload::queue_mark(queue));
 ///
@@ -112,9 +112,8 @@ class queue_mark {
 ///
 /// @tparam Run   `host_executor`, or a `device_executor` whose kernels can access the slots (pinned
 ///               memory).
-/// @tparam Mark  returns a fence for the work submitted to `Run` so far, and lets `Run` wait for one:
-/// `passed_mark`, or
-///               `queue_mark` of a stream's queue.
+/// @tparam Mark  returns a fence for the work submitted to `Run` so far, and makes `Run` wait for a fence:
+///               `passed_mark`, or `queue_mark` of a stream's queue.
 template <class Run, class Mark = passed_mark>
 class layout_mover {
  public:
@@ -173,7 +172,8 @@ class layout_mover {
   }
 
  private:
-  /// Whether slots are contiguous, so that one call can move many. Otherwise each is a memory of one block.
+  /// Returns whether slots are contiguous, so that one call can move many. Otherwise each slot counts as a
+  /// memory of one block.
   [[nodiscard]] bool is_packed(const slot_memory& slots) const noexcept {
     return slots.stride == packed_.block_bytes();
   }
@@ -194,10 +194,10 @@ class layout_mover {
   kv_layout packed_;
 };
 
-/// Of an executor that runs on the calling thread.
+/// A mover whose executor runs on the calling thread.
 template <class Run>
 layout_mover(Run, kv_memory) -> layout_mover<Run>;
-/// Of an executor that runs on a stream.
+/// A mover whose executor runs on a stream.
 template <class Run, class Mark>
 layout_mover(Run, kv_memory, Mark) -> layout_mover<Run, Mark>;
 
@@ -218,7 +218,7 @@ class page_mover {
 
   /// @param pages   the memory of the allocator's pool, its null page included.
   /// @param layout  `hybrid_allocator::layout()`.
-  /// @throws length_error  for a block that does not divide into its layers.
+  /// @throws length_error  for a block whose bytes are not a multiple of its layers.
   page_mover(std::span<std::byte> pages, const super_page_layout& layout, std::span<const group_form> groups)
       : pages_(pages), layout_(layout), groups_(groups.begin(), groups.end()) {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -270,10 +270,10 @@ class page_mover {
 ///
 ///     offload::joint_mover mover(layout_mover(run, codes), layout_mover(run, scales));
 ///
-/// Both movers must work in order on the same stream, or on the caller: the fence of the second one is that
-/// of both.
+/// Both movers must work in order on the same stream, or on the caller, because the second mover's fence
+/// counts for both.
 ///
-/// @par Errors   the constructor throws `argument_error` for movers of other groups or layers.
+/// @par Errors   the constructor throws `argument_error` if the movers differ in groups or layers.
 template <kv_mover First, kv_mover Second>
 class joint_mover {
   static_assert(std::same_as<typename First::fence_type, typename Second::fence_type>,

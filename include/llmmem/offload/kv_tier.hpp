@@ -16,13 +16,11 @@ namespace llmmem {
 inline namespace v0 {
 namespace offload {
 
-/// When blocks move from one memory to the next, as a value: made from the policies of `tiered_buffer`.
+/// When blocks move from one memory to the next: a value, made from the policies of `tiered_buffer`.
 ///
-///     .store = write_through{}                  // as soon as they are complete
-///     .store = write_through_selective<2>{}     // when the second request uses them
-///     .store = write_back{}                     // when they are evicted above
-///     .store = demoting<write_through>{}        // complete; and again when evicted, if the tier below lacks
-///     them
+///     .store = write_through{} // as soon as blocks are complete .store = write_through_selective<2>{} //
+///     when the second request uses them .store = write_back{} // when they are evicted above .store =
+///     demoting<write_through>{} // when complete, and again when evicted, if the tier below lacks them
 struct store_policy {
   bool (*writes_at)(std::uint32_t uses) noexcept = &write_through::writes_at;
   bool on_eviction = false;  ///< whether a block that is evicted goes to the next memory, if that lacks it
@@ -36,20 +34,20 @@ struct store_policy {
 
 /// One memory below a cache, its budget, and the policy that picks the blocks to evict.
 ///
-/// @tparam Space     the memory of the bytes; outlives the tiers. The host must be able to access that of the
-///                   first tier; a `persistent_file_space` keeps its blocks across restarts.
+/// @tparam Space     the memory of the blocks; outlives the tiers. The host must be able to access the first
+///                   tier's; a `persistent_file_space` keeps its blocks across restarts.
 /// @tparam Eviction  `eviction_policy` over slots: one instance for each group of layers.
 template <memory_space Space, eviction_policy Eviction = lru_eviction>
 struct kv_tier {
   using space_type = Space;
   using eviction_type = Eviction;
-  /// Makes the policy of one group.
+  /// Makes the eviction policy of one group.
   using eviction_maker = Eviction (*)(slot_count slots, const metadata_source& source);
 
   Space* space = nullptr;
-  std::uint64_t budget = 0;       ///< bytes; `kv_tiers` takes them all from the space when it is built
+  std::uint64_t budget = 0;       ///< bytes; the constructor of `kv_tiers` takes all of it from the space
   store_policy down{};            ///< when its blocks go to the next tier; unused in the last
-  std::uint64_t granularity = 0;  ///< bytes: slots begin at its multiples; 0: 1 in memory, 4096 in files
+  std::uint64_t granularity = 0;  ///< slots begin at multiples of these bytes; 0: 1 in memory, 4096 in files
   eviction_maker make_eviction = [](slot_count slots, const metadata_source& source) {
     return Eviction(slots, source);
   };
@@ -61,7 +59,7 @@ struct kv_tier {
 /// A tier under LRU.
 template <class Space>
 kv_tier(Space&, std::uint64_t) -> kv_tier<Space>;
-/// The same, with a policy for what goes further down.
+/// The same, with a policy for blocks that move further down.
 template <class Space, class Policy>
 kv_tier(Space&, std::uint64_t, Policy) -> kv_tier<Space>;
 

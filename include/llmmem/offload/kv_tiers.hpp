@@ -47,11 +47,13 @@ inline namespace v0 {
 ///         load.wait(l).value();                                 // layer by layer, in the order of the model
 ///         attend(l);
 ///       }
-///       const auto came = load.complete();                      // from now on `match` finds what is right
-///       if (!came.is_complete()) cache.truncate(sequence, came.tokens).value();  // and compute the rest
+///       const auto came = load.complete();                      // from now on `match` finds the right
+///       blocks if (!came.is_complete()) cache.truncate(sequence, came.tokens).value();  // and compute the
+///       rest
 ///     }
 ///     ...
-///     tiers.store(sequence, kernel_done).value();               // what the policy selects, after the fence
+///     tiers.store(sequence, kernel_done).value();               // stores what the policy selects, after the
+///     fence
 ///
 /// **The first tier is the gateway.** The host can access it, the mover copies between it and the cache, and
 /// all lower tiers read and write through its slots. These slots are the staging memory; the tier's budget
@@ -77,8 +79,8 @@ inline namespace v0 {
 /// @tparam Mover  an `offload::kv_mover` over its memory.
 /// @tparam Tiers  1 to 4 `offload::kv_tier`, from the fastest down.
 ///
-/// @par Complexity      `lookup` O(keys x tiers); a block moved O(1) in addition to its copy. Metadata: 68
-///                      bytes a slot and the policy's. Only `prepare_load` (O(blocks)) and the cache's
+/// @par Complexity      `lookup` O(keys x tiers); to move a block O(1) in addition to its copy. Metadata: 68
+///                      bytes per slot and the policy's. Only `prepare_load` (O(blocks)) and the cache's
 ///                      `invalidate` (O(slots)) allocate.
 /// @par Thread safety   that of the cache: one thread at a time for both. File queues have their own threads.
 /// @par Errors          the constructor throws `argument_error` and `length_error`, and what spaces throw.
@@ -107,29 +109,29 @@ class kv_tiers final : private offload::loss_listener {
   class load;
 
   /// @param cache   outlives the tiers, as do the spaces of `places`. It has no other `kv_tiers` meanwhile.
-  /// @param mover   of `cache`'s blocks: the same number of groups, and memory with all of the cache's blocks
-  ///                (else `argument_error`), which outlives the tiers.
-  /// @param places  from the fastest down. The constructor takes each budget from its space.
+  /// @param mover   moves the blocks of `cache`: it has the same number of groups, and memory with all of the
+  ///                cache's blocks (otherwise `argument_error`), which outlives the tiers.
+  /// @param places  the tiers from the fastest down. The constructor takes each budget from its space.
   kv_tiers(Cache& cache, Mover mover, kv_tiers_options options, Tiers... places);
-  /// Waits for all transfers. @pre no `load` remains: complete or cancel each before, because a remaining
-  /// load would call the destroyed tiers.
+  /// Waits for all transfers. @pre no `load` remains: complete or cancel each first, because a remaining load
+  /// would call the destroyed tiers.
   ~kv_tiers();
   kv_tiers(const kv_tiers&) = delete;
   kv_tiers& operator=(const kv_tiers&) = delete;
 
   /// @name Looking
-  /// @{
-  /// Returns how many tokens of the chain, after those that `sequence` holds, a load could bring now. Moves
-  /// nothing, counts no use, and advances no transfer. Starts at token 0 for a handle that the cache's
-  /// `check` refuses.
+  /// @{ Returns how many tokens of the chain, after those that `sequence` holds, a load could bring now.
+  /// Moves nothing, counts no use, and advances no transfer. For a handle that the cache's `check` refuses,
+  /// it starts at token 0.
   [[nodiscard]] offload::kv_lookup_result lookup(sequence_id sequence, const kv_chain& chain) const noexcept;
-  /// The same for a request that holds, or would match, `first` tokens.
+  /// As above, for a request that holds, or would match, `first` tokens.
   [[nodiscard]] offload::kv_lookup_result lookup(const kv_chain& chain, std::uint64_t first) const noexcept;
   /// Returns the tiers' answer for one block of a chain, and its tier (`tiers` if no tier has it).
   [[nodiscard]] std::pair<offload::answer, std::size_t> lookup_block(const kv_chain& chain, std::size_t group,
                                                                      std::uint64_t index) const noexcept;
-  /// Counts a use of the first `tokens` tokens' blocks in every tier that has them, the last block first, so
-  /// that prefixes outlive their followers. Call it for hits of the cache itself, which the tiers do not see.
+  /// Counts a use of the blocks of the first `tokens` tokens in every tier that has them. It counts the last
+  /// block first, so that prefixes outlive the blocks after them. Call it for hits of the cache itself, which
+  /// the tiers do not see.
   void touch(const kv_chain& chain, std::uint64_t tokens) noexcept;
   /// @}
 
@@ -140,19 +142,19 @@ class kv_tiers final : private offload::loss_listener {
   ///
   /// The load keeps the address of `chain`, which must outlive the load and must not move.
   ///
-  /// Until the load ends the engine must not write to the blocks that are loading, nor append to a sequence
-  /// of a `hybrid_allocator` (whose states are copied then); it may append to one of a `paged_allocator`, and
+  /// Until the load ends, the engine must not write to the loading blocks, nor append to a sequence of a
+  /// `hybrid_allocator`, which would copy its states. It may append to a sequence of a `paged_allocator`, and
   /// compute those tokens as layers arrive. A commit caches none of the loading blocks and none after them.
   /// The engine may release the sequence: its blocks become free when the copies have ended.
   /// @return what the cache refuses (`errc::out_of_blocks`; a stale handle); `errc::not_whole_blocks` for a
   ///         sequence that ends within a block; `errc::table_full` for more than `max_loads`;
-  ///         `errc::epoch_differs` for a chain of another epoch; `errc::not_a_prefix` for one of another
-  ///         context, or of other tokens than the sequence has. The sequence is then as it was; of a hybrid
-  ///         cache whose windows have moved on it may be shorter: read `tokens(sequence)` again.
+  ///         `errc::epoch_differs` for a chain of another epoch; `errc::not_a_prefix` for a chain of another
+  ///         context, or of other tokens than the sequence's. The sequence is then as it was; in a hybrid
+  ///         cache whose windows have moved, it may be shorter: read `tokens(sequence)` again.
   result<load> prepare_load(sequence_id sequence, const kv_chain& chain, std::uint64_t upto = unlimited) {
     return prepare_load(sequence, chain, offload::load_limits{.upto = upto});
   }
-  /// The same, with a patience for this request, which may wait longer, or not at all.
+  /// As above, with limits for this request, whose patience may be longer, or 0.
   result<load> prepare_load(sequence_id sequence, const kv_chain& chain, const offload::load_limits& limits);
   /// A load keeps a reference to its chain, which a temporary would leave dangling.
   result<load> prepare_load(sequence_id sequence, const kv_chain&& chain,
@@ -162,15 +164,13 @@ class kv_tiers final : private offload::loss_listener {
   /// @}
 
   /// @name Storing
-  /// @{
-  /// Stores those of the sequence's committed blocks that the policy selects, once `after` has passed: the
-  /// fence after the kernels that write them. Does not wait for the fence. The tiers pin the blocks until
-  /// then, so the engine may release the sequence immediately. Stores nothing under `write_back`.
+  /// @{ Stores the committed blocks of the sequence that the policy selects, once `after` has passed: the
+  /// fence after the kernels that write the blocks. Does not wait for the fence. The tiers pin the blocks
+  /// until then, so the engine may release the sequence immediately. Stores nothing under `write_back`.
   ///
-  /// Considers each block once for each sequence; a block that finds no slot is considered again at the next
-  /// call.
-  /// @return of the blocks considered by this call, how many a tier has already or this call began to store;
-  ///         what the cache's `check` says of a handle.
+  /// Considers each block once for each sequence. If a block finds no slot, the next call considers it again.
+  /// @return how many of the blocks that this call considered a tier already has, or this call began to
+  ///         store; the failure of the cache's `check` for a bad handle.
   result<std::uint64_t> store(sequence_id sequence, const fence_type& after = {});
   /// @}
 
@@ -179,27 +179,26 @@ class kv_tiers final : private offload::loss_listener {
   /// Advances transfers without waiting. An engine calls it in each step. O(transfers in flight).
   void progress() noexcept;
   /// Returns when no transfer is in flight and every block selected for a lower tier is there. Waits for the
-  /// fences that `store` was given.
+  /// fences that `store` received.
   void flush() noexcept;
-  /// Calls `flush`, then waits until the devices hold what was written to files.
-  /// @return the failure of a file, or of an update of its index since the last call: after a restart that
-  ///         block is missing, or a withdrawn block is back.
+  /// Calls `flush`, then waits until the devices hold all bytes written to files.
+  /// @return the failure of a file, or of an update of its index since the last call. After such a failure
+  ///         and a restart, a block is missing, or a withdrawn block is back.
   result<void> persist() noexcept;
   /// @}
 
   /// @name Passing blocks on
   /// For code that moves blocks between the first tiers of several processes, as `kv_pool` does.
-  /// @{
-  /// Brings blocks from lower tiers into the first one, ahead of a load of the chain's tokens `first` to
+  /// @{ Brings blocks from lower tiers into the first one, ahead of a load of the chain's tokens `first` to
   /// `upto`: a scheduler calls it for requests in its queue. Leaves `load_headroom` to loads, and stops when
-  /// slots or transfers run out. Waits for nothing and pins nothing: the blocks may be evicted again.
+  /// slots or transfers run out. Does not wait, and pins nothing: the blocks may be evicted again.
   /// @return blocks whose transfers this call began. O(blocks).
   std::uint64_t prefetch(const kv_chain& chain, std::uint64_t first, std::uint64_t upto = unlimited) noexcept;
-  /// The same for one block. Returns whether it is in the first tier or on its way there.
+  /// Prefetches one block. Returns whether it is in the first tier or on its way there.
   bool prefetch_block(std::size_t group, const block_key& key) noexcept;
-  /// As `lookup`, but a block that no tier can bring now counts where `elsewhere(group, chunks, answer)` is
-  /// true, because another cache has it: the block of `group` that ends with the first `chunks` chunks of the
-  /// chain, for which the tiers' answer is `answer`.
+  /// As `lookup`, but a block that no tier can bring now counts as well if `elsewhere(group, chunks, answer)`
+  /// says that another cache has it. The arguments name the block of `group` that ends with the first
+  /// `chunks` chunks of the chain, and the tiers' answer for it.
   template <class Elsewhere>
   [[nodiscard]] offload::kv_lookup_result lookup_with(const kv_chain& chain, std::uint64_t first,
                                                       std::uint64_t chunks,
@@ -207,24 +206,24 @@ class kv_tiers final : private offload::loss_listener {
   /// Returns the tiers' answer for one block by its key in the chain, and its tier.
   [[nodiscard]] std::pair<offload::answer, std::size_t> lookup_block(std::size_t group,
                                                                      const block_key& key) const noexcept;
-  /// Pins a block in the first tier. Nothing where it is not there, or still on its way.
+  /// Pins a block in the first tier. Returns nothing if the block is not there, or still on its way.
   [[nodiscard]] std::optional<offload::held_block> hold(std::size_t group, const block_key& key) noexcept;
-  /// A slot of the first tier for a block that comes from elsewhere: the caller writes `bytes_of` it, then
-  /// calls `end_arrival`. Others see the block as `pending` meanwhile. Nothing where a tier has the block, or
-  /// no slot can be freed.
-  /// @param parent  `paging::key_digest` of the chain's key before; 0 for the first chunk.
+  /// Takes a slot of the first tier for a block from elsewhere: the caller writes `bytes_of` it, then calls
+  /// `end_arrival`. Meanwhile other requests see the block as `pending`. Returns nothing if a tier has the
+  /// block, or no slot can be freed.
+  /// @param parent  `paging::key_digest` of the chain's previous key; 0 for the first chunk.
   [[nodiscard]] std::optional<offload::held_block> begin_arrival(std::size_t group, const block_key& key,
                                                                  std::uint64_t parent) noexcept;
-  /// The contents are there and right, or will not come. Whether the block can be loaded now: then it stays
-  /// held until `release`. Otherwise the hold is over.
+  /// Ends an arrival: the contents are there and right, or will not come. Returns whether the block can be
+  /// loaded now; it then stays held until `release`. Otherwise the hold is over.
   bool end_arrival(const offload::held_block& block, bool is_right) noexcept;
   /// Lets the first tier evict a block that `hold` or `end_arrival` left pinned.
   void release(const offload::held_block& block) noexcept;
-  /// The memory of a held block, `mover().block_bytes(block.group)` bytes.
+  /// Returns the memory of a held block, `mover().block_bytes(block.group)` bytes.
   [[nodiscard]] std::span<std::byte> bytes_of(const offload::held_block& block) noexcept LLMMEM_LIFETIMEBOUND;
   [[nodiscard]] Cache& cache() noexcept { return view_.cache(); }
   [[nodiscard]] const Cache& cache() const noexcept { return view_.cache(); }
-  /// The cache's groups of layers; one for a `paged_allocator`.
+  /// Returns the cache's groups of layers; one for a `paged_allocator`.
   [[nodiscard]] std::span<const layer_group> groups() const noexcept LLMMEM_LIFETIMEBOUND {
     return view_.groups();
   }
@@ -239,7 +238,7 @@ class kv_tiers final : private offload::loss_listener {
   [[nodiscard]] offload::kv_tiers_stats stats() const noexcept;
   [[nodiscard]] const Mover& mover() const noexcept { return mover_; }
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return options_.name; }
-  /// One sentence for each broken invariant. O(slots); allocates.
+  /// Returns one sentence for each broken invariant. O(slots); allocates.
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
@@ -269,11 +268,11 @@ class kv_tiers final : private offload::loss_listener {
 
   // Saving
 
-  /// What a store considers next of one group of a sequence.
+  /// The block of a sequence's group that a store considers next.
   struct cursor {
     std::uint32_t generation = 0;
     std::uint32_t next = 0;  // block
-    block_key last{};        // of the block before it
+    block_key last{};        // key of the block before it
   };
   [[nodiscard]] cursor& cursor_of(sequence_id sequence, std::size_t group) noexcept {
     return cursors_[sequence.slot * groups_ + group];
@@ -321,7 +320,7 @@ class kv_tiers final : private offload::loss_listener {
   detail::use_counts seen_;
   detail::fixed_array<pending_save> saves_;
   std::size_t save_count_ = 0;
-  std::vector<cursor> cursors_;  // by sequence slot and group, as many as were seen
+  std::vector<cursor> cursors_;  // by sequence slot and group, for the slots seen so far
   std::vector<record> loads_;
   std::uint64_t invalidated_ = 0;
 };
@@ -335,7 +334,7 @@ class kv_tiers final : private offload::loss_listener {
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 class kv_tiers<Cache, Mover, Tiers...>::load {
  public:
-  /// Nothing to load.
+  /// An empty load.
   load() noexcept = default;
   load(load&& other) noexcept
       : tiers_(std::exchange(other.tiers_, nullptr)), slot_(other.slot_), result_(other.result_) {}
@@ -349,16 +348,17 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
   }
   ~load() { cancel(); }
 
-  /// Whether there is something to wait for.
+  /// Returns whether the load has something to wait for.
   [[nodiscard]] explicit operator bool() const noexcept { return tiers_ != nullptr; }
-  /// Tokens that the sequence had before the load.
+  /// Returns the tokens that the sequence had before the load.
   [[nodiscard]] std::uint64_t first() const noexcept { return result_.first; }
-  /// Tokens that the sequence has from `prepare_load` on, right only up to `load_result::tokens`.
+  /// Returns the tokens that the sequence has from `prepare_load` on; only the first `load_result::tokens`
+  /// are right.
   [[nodiscard]] std::uint64_t wanted() const noexcept { return result_.wanted; }
 
   /// Returns when layer `layer` of every block of `group` is in the cache's memory, has failed, or is dropped
   /// because the patience has ended. Succeeds in all three cases: `complete` says which tokens are right. The
-  /// engine asks in the order in which the model runs.
+  /// engine waits in the order in which the model runs.
   /// @return `errc::out_of_range` for a layer or group that the mover does not have; the failure of a copy's
   ///         fence.
   result<void> wait(std::uint32_t layer, std::size_t group = 0) noexcept {
@@ -372,12 +372,12 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
     if (tiers_ == nullptr) return fence_type{};
     return tiers_->bring(slot_, group, layer);
   }
-  /// Whether all blocks are in the first tier, or failed: from then on `wait` only copies. Does not wait.
-  /// What is late is given up.
+  /// Returns whether all blocks are in the first tier, or failed; from then on `wait` only copies. Does not
+  /// wait. Gives up late blocks.
   [[nodiscard]] bool has_arrived() noexcept;
-  /// Returns when everything is in the cache's memory, has failed or is late, and lets `match` find what is
-  /// right. The load is over. The sequence still has `wanted()` tokens: truncate it to `load_result::tokens`
-  /// and compute the rest. Nothing after that is cached until then.
+  /// Waits until every block is in the cache's memory, has failed or is late, and then lets `match` find the
+  /// right ones. Ends the load. The sequence still has `wanted()` tokens: truncate it to
+  /// `load_result::tokens` and compute the rest. Until then no token after those is cached.
   offload::load_result complete() noexcept {
     if (tiers_ == nullptr) return result_;
     return result_ = std::exchange(tiers_, nullptr)->finish(slot_);
@@ -398,7 +398,7 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
   offload::load_result result_{};
 };
 
-/// Of the types of its arguments.
+/// Deduces the types of the arguments.
 template <class Cache, class Mover, class... Tiers>
 kv_tiers(Cache&, Mover, kv_tiers_options, Tiers...) -> kv_tiers<Cache, Mover, Tiers...>;
 

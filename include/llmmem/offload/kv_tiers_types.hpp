@@ -26,24 +26,24 @@ inline constexpr std::size_t max_kv_tiers = 4;
 /// How `kv_tiers` is set up.
 struct kv_tiers_options {
   offload::store_policy store{};  ///< when blocks go from the cache to the first tier
-  /// How many nanoseconds a load may take, counted from `prepare_load`, whether or not the engine waits.
-  /// `wait` and `complete` drop the blocks that are late, and the engine computes them. Default: no limit.
+  /// How many nanoseconds a load may take, counted from `prepare_load`, even while the engine does not wait.
+  /// `wait` and `complete` drop late blocks, and the engine computes them. Default: no limit.
   std::uint64_t patience_ns = ~std::uint64_t{0};
-  /// Transfers under way at once: between the cache and the first tier, and again to and from each lower
-  /// tier.
+  /// Transfers in flight at once: this many between the cache and the first tier, and this many again to and
+  /// from each lower tier.
   std::uint32_t max_transfers = 256;
   std::uint32_t max_loads = 64;  ///< loads that are prepared and have not ended
-  /// How many slots of the first tier stores leave to loads, in each group. Default: a sixteenth.
+  /// How many slots of the first tier stores must leave to loads, in each group. Default: a sixteenth.
   std::uint64_t load_headroom = ~std::uint64_t{0};
-  /// How many nanoseconds loads leave a tier alone after a read or write failed there: its blocks are
-  /// `unknown` meanwhile.
+  /// For how many nanoseconds loads avoid a tier after a read or write failed there: its blocks are `unknown`
+  /// meanwhile.
   std::uint64_t quiet_ns = 100'000'000;
-  /// How large a part of each tier's bytes each group of layers gets, as weights of any scale. All 0: in
+  /// The share of each group of layers in the bytes of each tier, as weights of any scale. All 0: in
   /// proportion to the bytes that a token takes in the group.
   std::array<double, max_layer_groups> shares{};
   std::uint64_t (*now_ns)(void* context) noexcept = nullptr;  ///< null: the machine's monotonic clock
   void* clock_context = nullptr;
-  std::string name = "kv_tiers";  ///< what error texts call it
+  std::string name = "kv_tiers";  ///< its name in error texts
   metadata_source metadata{};
 };
 
@@ -51,17 +51,17 @@ namespace offload {
 
 /// Whether the tiers have a block that a request needs.
 enum class answer : std::uint8_t {
-  hit,      ///< it can be loaded now
-  pending,  ///< a store or another load moves it: call `progress`, match and ask again
+  hit,      ///< a load can bring it now
+  pending,  ///< a store or another load moves it: call `progress`, then match and look up again
   miss,     ///< no tier has it
-  unknown,  ///< its tier does not answer now: ask again, and do not record a miss
+  unknown,  ///< its tier does not answer now: look up again, and record no miss
 };
 
-/// Which part of a prompt the tiers have.
+/// The part of a prompt that the tiers have.
 struct kv_lookup_result {
-  std::uint64_t first = 0;   ///< tokens that the sequence has already
-  std::uint64_t tokens = 0;  ///< tokens that it could have after a load: `first` where nothing can be loaded
-  answer next = answer::miss;  ///< the answer for what comes after `tokens`; hit where the chain ends
+  std::uint64_t first = 0;     ///< tokens that the sequence has already
+  std::uint64_t tokens = 0;    ///< tokens that it could have after a load; `first` if nothing can be loaded
+  answer next = answer::miss;  ///< the answer for the block after `tokens`; hit at the end of the chain
   /// Blocks to load from each tier.
   std::array<std::uint64_t, max_kv_tiers> blocks{};
   std::uint64_t elsewhere = 0;  ///< blocks that other caches have: `kv_pool` counts them
@@ -82,7 +82,7 @@ struct held_block {
 
 /// The limits of one load.
 struct load_limits {
-  std::uint64_t upto = ~std::uint64_t{0};  ///< token of the chain at which the load ends at the latest
+  std::uint64_t upto = ~std::uint64_t{0};  ///< the load ends at this token of the chain at the latest
   /// Nanoseconds from `prepare_load` on. Default: `kv_tiers_options::patience_ns`.
   std::optional<std::uint64_t> patience_ns{};
 };
@@ -94,8 +94,9 @@ struct load_result {
   std::uint64_t wanted = 0;         ///< tokens that the load was to make right, `first` included
   std::uint64_t failed_blocks = 0;  ///< damaged, withdrawn, or refused by their tier
   std::uint64_t late_blocks = 0;    ///< had not arrived when the patience ended or the load was cancelled
-  std::array<std::uint64_t, max_kv_tiers> blocks{};  ///< loaded, by the tier that had them
-  failure why{};  ///< of a block that failed; late and withdrawn blocks may leave `errc::ok`
+  std::array<std::uint64_t, max_kv_tiers> blocks{};  ///< blocks loaded, by the tier that had them
+  /// The reason of a failed block; `errc::ok` is possible if blocks were only late or withdrawn.
+  failure why{};
 
   [[nodiscard]] bool is_complete() const noexcept { return tokens == wanted; }
   [[nodiscard, deprecated("call is_complete()")]] bool is_whole() const noexcept { return is_complete(); }
@@ -106,11 +107,11 @@ struct kv_tier_stats {
   std::uint64_t slots = 0;
   std::uint64_t held = 0;    ///< slots that are filling or ready
   std::uint64_t in_use = 0;  ///< slots that transfers or loads use: they cannot be evicted now
-  std::uint64_t bytes = 0;   ///< of the slots, taken at construction
+  std::uint64_t bytes = 0;   ///< bytes of all slots, taken at construction
   std::uint64_t stored = 0;  ///< blocks that arrived from above
   std::uint64_t loaded = 0;  ///< blocks that loads took from here
   std::uint64_t evictions = 0;
-  std::uint64_t damaged = 0;    ///< blocks whose bytes were not those that were stored
+  std::uint64_t damaged = 0;    ///< blocks whose bytes differed from the stored ones
   std::uint64_t failures = 0;   ///< reads and writes that failed
   std::uint64_t declined = 0;   ///< blocks that found no slot
   std::uint64_t recovered = 0;  ///< blocks that an earlier process left
@@ -119,9 +120,9 @@ struct kv_tier_stats {
 /// Counters of `kv_tiers`.
 struct kv_tiers_stats {
   std::array<kv_tier_stats, max_kv_tiers> tiers{};
-  std::uint64_t loads = 0;        ///< under way, or cancelled and not ended yet
+  std::uint64_t loads = 0;        ///< in progress, or cancelled and not yet ended
   std::uint64_t saving = 0;       ///< blocks on their way from the cache
-  std::uint64_t invalidated = 0;  ///< blocks withdrawn because contents were wrong
+  std::uint64_t invalidated = 0;  ///< blocks withdrawn because their contents were wrong
   std::uint64_t metadata_bytes = 0;
   failure last_failure{};  ///< the latest failure of a transfer between tiers, or of a file's index
 };

@@ -15,7 +15,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace offload {
 
-/// Receives a cache's losses. The cache makes these calls while it changes: do not change it from here.
+/// Is notified when a cache loses contents. The cache makes these calls while it changes, so an
+/// implementation must not change the cache.
 class loss_listener {
  public:
   loss_listener() = default;
@@ -24,20 +25,20 @@ class loss_listener {
 
   /// The cache evicts contents; they remain in the block during the call.
   virtual void evicted(block_id block, const block_key& key, std::size_t group) noexcept = 0;
-  /// Contents are wrong, and so is everything computed from them.
+  /// The contents are wrong, and so are all contents computed from them.
   virtual void invalidated(const block_key& key, std::size_t group) noexcept = 0;
-  /// All contents are out of date: the cache begins another epoch.
+  /// All contents are outdated, because the cache begins another epoch.
   virtual void cleared() noexcept = 0;
 
  protected:
   ~loss_listener() = default;
 };
 
-/// The observer of a cache that has tiers. Costs one branch for each loss while no tiers are attached.
+/// The observer of a cache that has tiers. While no tiers are attached, each loss costs one branch.
 ///
 ///     struct my_traits : llmmem::paged_traits { using observer = llmmem::offload::tier_link; };
 ///
-/// Next to other observers: `paging::observers<event_log, offload::tier_link>`.
+/// Combine it with other observers by `paging::observers<event_log, offload::tier_link>`.
 class tier_link {
  public:
   template <class... Group>
@@ -53,9 +54,8 @@ class tier_link {
     if (listener_ != nullptr) listener_->cleared();
   }
 
-  /// Reports to `listener` from now on, and no longer to the previous one; null: reports nothing. The
-  /// constructor of `kv_tiers` attaches the tiers, and its destructor attaches null: one cache, one
-  /// `kv_tiers`.
+  /// Replaces the listener; null: reports nothing. The constructor of `kv_tiers` attaches the tiers, and its
+  /// destructor attaches null, so a cache has at most one `kv_tiers`.
   void attach(loss_listener* listener) noexcept { listener_ = listener; }
   [[nodiscard]] bool is_attached() const noexcept { return listener_ != nullptr; }
 

@@ -1,5 +1,5 @@
 /// @file
-/// `coded_group`: which stripe of which rank is in which codeword, and which rank keeps the parity.
+/// `coded_group`: the codeword of each stripe of each rank, and the ranks that keep its parity.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -10,10 +10,11 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Stripes of a state have whole units of this many bytes, so that all but the last begin on a cache line.
+/// Stripes of a state consist of whole units of this many bytes, so that all but the last begin on a cache
+/// line.
 inline constexpr std::uint64_t stripe_unit = 64;
 
-/// Returns the bytes of a stripe when a state of `bytes` is divided into `stripes`: the same for all,
+/// Returns the bytes of a stripe when a state of `bytes` is divided into `stripes`: all stripes are equal,
 /// although the state may end inside one of them. @pre stripes != 0, bytes <= 2^63 - 1
 [[nodiscard]] constexpr std::uint64_t stripe_bytes(std::uint64_t bytes, std::uint32_t stripes) noexcept {
   const std::uint64_t share = bytes / stripes + (bytes % stripes != 0 ? 1 : 0);
@@ -33,7 +34,8 @@ struct byte_range {
 
 using byte_range [[deprecated("its name is redundancy::byte_range")]] = redundancy::byte_range;
 
-/// Returns the existing range of stripe `stripe` of a state of `bytes`: the last ones may be short, or empty.
+/// Returns the range of a state of `bytes` that stripe `stripe` covers: the last ranges may be short, or
+/// empty.
 [[nodiscard]] constexpr redundancy::byte_range stripe_of(std::uint64_t bytes, std::uint32_t stripes,
                                                          std::uint32_t stripe) noexcept {
   const std::uint64_t each = stripe_bytes(bytes, stripes);
@@ -44,11 +46,11 @@ using byte_range [[deprecated("its name is redundancy::byte_range")]] = redundan
 /// The layout of one group of k + m ranks, its *members* 0 to k + m - 1, each with its own state.
 ///
 /// Every member's state is divided into k stripes. There are k + m *codewords*, each of k stripes of
-/// different members and of m parities on the m others: codeword c has its parities on members c, c + 1, ...
-/// c + m - 1 (modulo k + m) and its data on the k after them. So a member contributes data to k codewords
-/// and keeps parity of the m others: m/k of a state, the same for all. Each member has exactly one piece of
-/// each codeword: losing any m members loses m pieces of each, which the code restores. RAID-5 rotates its
-/// parity in the same way.
+/// different members and m parities on the m other members: codeword c has its parities on members c, c + 1,
+/// ... c + m - 1 (modulo k + m) and its data on the k members after them. So a member contributes data to k
+/// codewords and keeps parity of the m others: m/k of a state, the same for all members. Each member has
+/// exactly one piece of each codeword, so the loss of any m members loses m pieces of each codeword, which
+/// the code restores. RAID-5 rotates its parity in the same way.
 ///
 ///     member      0    1    2    3        parity:3, stripe s of member i as i.s
 ///     codeword 0  P    1.2  2.1  3.0
@@ -68,7 +70,7 @@ class coded_group {
   [[nodiscard]] constexpr std::uint32_t members() const noexcept { return shape_.pieces(); }
   [[nodiscard]] constexpr std::uint32_t codewords() const noexcept { return shape_.pieces(); }
 
-  /// Returns the piece of `codeword` that `member` has.
+  /// Returns which piece of `codeword` `member` has.
   [[nodiscard]] constexpr piece_id piece_of(std::uint32_t member, std::uint32_t codeword) const noexcept {
     const std::uint32_t behind = turned(member, members() - codeword);
     return piece_id{behind < shape_.parity ? shape_.data + behind : behind - shape_.parity};
@@ -83,8 +85,8 @@ class coded_group {
                                                     std::uint32_t stripe) const noexcept {
     return turned(member, 1 + stripe);
   }
-  /// Returns the stripe of its state that a member contributes to `codeword`. @pre it contributes one:
-  /// `piece_of` is a data piece
+  /// Returns the stripe of its state that a member contributes to `codeword`. @pre the member contributes
+  /// one: its `piece_of` is a data piece
   [[nodiscard]] constexpr std::uint32_t stripe_in(std::uint32_t member,
                                                   std::uint32_t codeword) const noexcept {
     return turned(codeword, members() - member) - 1;

@@ -15,16 +15,16 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// x^8 + x^4 + x^3 + x^2 + 1; its root x (2) generates all bytes except 0.
+/// The field's polynomial, x^8 + x^4 + x^3 + x^2 + 1; its root x (2) generates all bytes except 0.
 ///
-/// @par Source   H. Peter Anvin, "The mathematics of RAID-6", 2004; ISA-L has the same.
+/// @par Source   H. Peter Anvin, "The mathematics of RAID-6", 2004; ISA-L uses the same one.
 inline constexpr std::uint32_t gf256_polynomial = 0x11D;
 
 namespace detail {
 
 struct gf256_tables {
   std::array<std::uint8_t, 256> log{};
-  std::array<std::uint8_t, 510> exp{};  // twice, so that a sum of two logarithms needs no remainder
+  std::array<std::uint8_t, 510> exp{};  // stored twice, so that a sum of two logarithms needs no remainder
 };
 
 inline constexpr gf256_tables gf256 = [] {
@@ -86,7 +86,7 @@ namespace detail {
   return table;
 }
 
-/// Computes one source into one destination, which is overwritten or added to.
+/// Multiplies one source into one destination, which is overwritten or added to.
 template <gf_start Start>
 result<void> gf_multiply(std::span<std::byte> destination, std::span<const std::byte> source,
                          std::uint8_t coefficient, simd_path path, const char* where) noexcept {
@@ -105,13 +105,13 @@ result<void> gf_multiply(std::span<std::byte> destination, std::span<const std::
 
 }  // namespace detail
 
-/// `destination += coefficient * source`, byte by byte.
+/// Computes `destination += coefficient * source`, byte by byte.
 ///
 /// @par Complexity      one pass; on the portable path two look-ups a byte.
 /// @par Thread safety   any number of threads on different destinations.
-/// @pre has_simd_path(path). The two share no byte, or are the same bytes.
-/// @return `errc::past_the_bytes` when the source is longer than the destination, which then is unchanged. A
-///   shorter one counts as if zeros followed it.
+/// @pre has_simd_path(path). Source and destination are the same bytes, or share none.
+/// @return `errc::past_the_bytes` if the source is longer than the destination, which then is unchanged. A
+///         shorter source counts as if zeros followed it.
 /// @par Source   products of nibbles by shuffles: Plank, Greenan and Miller, "Screaming Fast Galois Field
 ///               Arithmetic Using Intel SIMD Instructions", FAST 2013; as maps of bits: Intel's GFNI.
 inline result<void> gf256_multiply_add(std::span<std::byte> destination, std::span<const std::byte> source,
@@ -120,14 +120,14 @@ inline result<void> gf256_multiply_add(std::span<std::byte> destination, std::sp
                                                             "gf256_multiply_add");
 }
 
-/// Computes `destination = coefficient * source`, byte by byte: like `gf256_multiply_add` to zeros, which
-/// need not be in memory.
+/// Computes `destination = coefficient * source`, byte by byte: like `gf256_multiply_add` to zeros, without a
+/// need to write these.
 ///
 /// @par Complexity      one pass, which does not read the destination.
 /// @par Thread safety   any number of threads on different destinations.
-/// @pre has_simd_path(path). The two share no byte, or are the same bytes.
-/// @return `errc::past_the_bytes` when the source is longer than the destination, which then is unchanged.
-///   Behind a shorter one the destination stays unchanged.
+/// @pre has_simd_path(path). Source and destination are the same bytes, or share none.
+/// @return `errc::past_the_bytes` if the source is longer than the destination, which then is unchanged.
+///         Bytes of the destination past the end of a shorter source stay unchanged.
 inline result<void> gf256_multiply_into(std::span<std::byte> destination, std::span<const std::byte> source,
                                         std::uint8_t coefficient,
                                         simd_path path = best_simd_path()) noexcept {

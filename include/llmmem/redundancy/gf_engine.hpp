@@ -1,5 +1,5 @@
 /// @file
-/// The computation behind a Reed-Solomon code: the concept, and the engine that needs no library.
+/// The arithmetic of a Reed-Solomon code: the concept of an engine, and the engine that needs no library.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,8 +19,8 @@ inline namespace v0 {
 /// A matrix of coefficients over GF(2^8), times sources. All engines compute the same bytes.
 ///
 ///     E::matrix                                   the coefficients in the engine's form, immutable once
-///                                                 made; default: none
-///     prepare(coefficients, columns)              row by row, a row for each destination, a column for
+///     made; a default one has none prepare(coefficients, columns)              row by row, a row for each
+///     destination, a column for
 ///                                                 each source; sizes are a precondition. The only
 ///                                                 operation that allocates
 ///     multiply(m, sources, destinations, bytes)   destinations = m * sources

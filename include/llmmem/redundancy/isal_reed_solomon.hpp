@@ -89,7 +89,7 @@ class isal_gf_engine {
  private:
   static constexpr std::size_t most_at_once = std::size_t{1} << 30;  // ISA-L counts bytes as int
 
-  // It writes no source, although its types allow it.
+  // ISA-L writes to no source, although its parameter types would allow it.
   template <class Byte>
   [[nodiscard]] static unsigned char** pointers(Byte* const* from) noexcept {
     return reinterpret_cast<unsigned char**>(const_cast<std::byte**>(from));

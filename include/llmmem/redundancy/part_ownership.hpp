@@ -1,5 +1,5 @@
 /// @file
-/// The parts of a state, their owners in an epoch, and what must move when these change.
+/// The parts of a state, their owners in an epoch, and the bytes that must move when the owners change.
 #pragma once
 
 #include <llmmem/comm/id_set.hpp>
@@ -19,8 +19,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A part of the state of all ranks: the shard of one, a layer, an expert, a sequence's blocks. One rank owns
-/// it at a time; a rank may own several.
+/// A part of the state of all ranks: the shard of one rank, a layer, an expert, a sequence's blocks. One rank
+/// at a time owns it; a rank may own several.
 enum class part_id : std::uint32_t {};
 
 /// Returns its number, as an index.
@@ -28,8 +28,8 @@ enum class part_id : std::uint32_t {};
   return static_cast<std::uint32_t>(part);
 }
 
-/// Returns the scheme, or the nearest one that so many ranks can hold: with fewer copies, fewer data pieces
-/// per parity, and only then fewer parities. Nothing for one rank alone.
+/// Returns the scheme, or the nearest one that so many ranks can hold: with fewer copies or fewer data pieces
+/// per parity, and only then with fewer parities. Nothing for one rank alone.
 [[nodiscard]] inline std::optional<redundancy_scheme> scheme_for(const redundancy_scheme& wanted,
                                                                  rank_count world) {
   const std::uint32_t ranks = to_number(world);
@@ -64,9 +64,9 @@ struct kept_layout {
 
 /// Maps the members of the epoch in which a version was kept to those of the next epoch.
 struct membership_change {
-  /// By old rank: its present rank, if it lives and has kept that version.
+  /// By old rank: its present rank, if it is alive and has kept that version.
   std::vector<std::optional<rank_id>> now{};
-  /// By part: the present rank at the part's home, if there is one. A part returns home when it can.
+  /// By part: the present rank at the part's home, if there is one, to which the part returns.
   std::vector<std::optional<rank_id>> home{};
   std::uint32_t world = 0;  ///< number of present ranks
 
@@ -87,25 +87,25 @@ enum class kept_place : std::uint8_t {
   parity,  ///< in its parity piece of codeword `codeword` of its group
 };
 
-/// Bytes that one rank sends another, or keeps, to complete a part. Ranks are present ones, `of` is an old
-/// one.
+/// Bytes that one rank sends to another, or keeps, to complete a part. All ranks are present ones, except
+/// `of`, an old one.
 struct part_transfer {
   part_id part{};
-  std::uint64_t part_offset = 0;  ///< where they go, or are added, in the part
+  std::uint64_t part_offset = 0;  ///< where the bytes go, or are added, in the part
   std::uint64_t bytes = 0;
   rank_id source{};
   rank_id target{};
   kept_place place = kept_place::own;
   rank_id of{};
   std::uint32_t codeword = 0;
-  std::uint64_t place_offset = 0;  ///< where they come from
-  std::uint8_t coefficient = 1;    ///< in a sum
+  std::uint64_t place_offset = 0;  ///< where they come from in the source place
+  std::uint8_t coefficient = 1;    ///< of these bytes in a sum
   bool is_summed = false;          ///< the part's bytes are the sum of all transfers with this flag
 
   friend constexpr bool operator==(const part_transfer&, const part_transfer&) noexcept = default;
 };
 
-/// The owners of parts in the next epoch, and what must move for that.
+/// The owners of parts in the next epoch, and the transfers that this takes.
 struct ownership_plan {
   std::vector<rank_id> owners{};           ///< by part, present ranks
   std::vector<part_transfer> transfers{};  ///< all ranks process them in this order: no deadlock
@@ -113,12 +113,12 @@ struct ownership_plan {
   std::uint64_t moved_bytes = 0;           ///< between ranks
 };
 
-/// A part stays with its owner if that lives, returns home if its home is occupied, and is otherwise adopted:
-/// by a rank that holds a copy, so that nothing moves, or by the rank that owns least. An owner whose own
-/// place is damaged keeps its parts, and gets them from others.
+/// Plans the owners of the next epoch. A part returns home if its home is occupied, stays with its owner if
+/// that rank lives, and is otherwise adopted: by a rank that holds a copy, so that nothing moves, or by the
+/// rank that owns least. An owner whose own bytes are damaged keeps its parts, and gets them from others.
 ///
-/// @param map      how the version was kept; none: only by its owners.
-/// @param damaged  by old ranks: places from which nothing may come.
+/// @param map      how the version was kept; none: only its owners have it.
+/// @param damaged  places, by old rank, from which nothing is taken.
 /// @par Complexity   O(parts x (world + parts)), and `plan_recovery`.
 [[nodiscard]] ownership_plan plan_ownership(const kept_layout& layout, const std::optional<replica_map>& map,
                                             const membership_change& change,

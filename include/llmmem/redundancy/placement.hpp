@@ -20,8 +20,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// Makes a map for a scheme and a world, as a plain value. For an impossible placement it throws
-/// `argument_error`, which says what is possible.
+/// Makes a map, a plain value, for a scheme and a world. Throws `argument_error` for an impossible placement;
+/// the text says what is possible.
 template <class P>
 concept replica_placement =
     std::copyable<P> && requires(const P& p, const redundancy_scheme& scheme, rank_count world) {
@@ -29,9 +29,9 @@ concept replica_placement =
       { p.name() } noexcept -> std::same_as<const char*>;
     };
 
-/// Puts a mirror's copies on the next F - 1 ranks, around the world: simple, and even for any world. Any F
-/// neighbours that fail lose a state, so more sets of failures do than with `grouped`. Coded schemes have
-/// groups of consecutive ranks, like `grouped` with a jump of 1.
+/// Puts a mirror's copies on the next F - 1 ranks, in a ring around the world: simple, and even for any
+/// world. If any F neighbours fail, a state is lost, so more sets of failures lose a state than with
+/// `grouped`. Coded schemes have groups of consecutive ranks, like `grouped` with a jump of 1.
 class ring_neighbours {
  public:
   [[nodiscard]] replica_map place(const redundancy_scheme& scheme, rank_count world) const;
@@ -41,12 +41,12 @@ class ring_neighbours {
 namespace redundancy {
 
 /// Groups of ranks at a distance of a jump: n, n + J, n + 2J, ... A failure of J consecutive ranks, such as a
-/// host of J, then hits at most one of each group.
+/// host of J, then hits at most one rank of each group.
 ///
-/// Ranks with the same n modulo J are a *column*, which is divided into groups. If a column's ranks are not a
-/// multiple of a group's, the remaining ranks go, for mirrors, to the last group, which is then a ring
-/// (Gemini's mixed placement: the fewest sets of F failures lose something), and for coded schemes to the
-/// first groups, one rank each, more only if there are fewer groups than remaining ranks.
+/// Ranks with the same n modulo J are a *column*, which is divided into groups. A column may have ranks left
+/// over. For mirrors they join the last group, which is then a ring (Gemini's mixed placement, with which the
+/// fewest sets of F failures lose something). For coded schemes they join the first groups, one rank each,
+/// and more only if there are fewer groups than remaining ranks.
 ///
 /// @par Source   Wang et al., "Gemini", SOSP 2023; the cliques of NVIDIA's resiliency extension, which refuse
 ///   a world that is not a multiple of J F.
@@ -86,11 +86,10 @@ enum class crowded_domains : std::uint8_t {
 
 /// Groups whose ranks are all in different domains, so that a group loses at most one rank with a domain.
 ///
-/// Ranks are sorted by domain, largest first, and dealt to world / group groups like cards, one each:
-/// possible exactly if no domain has more ranks than there are groups. Groups then differ by at most one
-/// rank. If it is not possible, a mirror is still placed without groups, each copy in another domain on the
-/// rank that keeps least, if there are F domains: some ranks then keep more than others. Coded schemes have
-/// no such alternative.
+/// Ranks are sorted by domain, largest first, and dealt like cards to world / group groups. This works
+/// exactly if no domain has more ranks than there are groups, and groups then differ by at most one rank.
+/// Otherwise, given F domains, a mirror is placed without groups: each copy goes to another domain, on the
+/// rank that keeps least, so some ranks keep more than others. Coded schemes have no such alternative.
 class failure_domains {
  public:
   /// @param domains  of each rank, in order: as many as the world has ranks.
@@ -110,7 +109,8 @@ static_assert(replica_placement<ring_neighbours>);
 static_assert(replica_placement<redundancy::grouped>);
 static_assert(replica_placement<failure_domains>);
 
-/// Returns the domains whose loss alone loses a state, ascending: a placement by domains guarantees none.
+/// Returns the domains whose loss alone loses a state, ascending; a placement by domains guarantees that
+/// there is none.
 /// @pre domains.size() is the map's world.
 [[nodiscard]] std::vector<domain_id> fatal_domains(const replica_map& map,
                                                    std::span<const domain_id> domains);

@@ -1,5 +1,6 @@
 /// @file
-/// Which pieces of a k+m code restore lost ones, and by which coefficients: data, made by pure functions.
+/// `rebuild_plan`: the pieces of a k+m code that restore lost ones, and their coefficients. Plain data from
+/// pure functions.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -23,7 +24,7 @@ enum class piece_id : std::uint32_t {};
   return static_cast<std::uint32_t>(piece);
 }
 
-/// The number of pieces of a code: k of data, and m of parity, as many as may be lost.
+/// The number of pieces of a code: k of data, and m of parity; any m pieces may be lost.
 struct code_shape {
   std::uint32_t data = 1;
   std::uint32_t parity = 1;
@@ -55,8 +56,8 @@ inline code_shape checked_shape(const code_shape& shape) {
   return shape;
 }
 
-/// Returns the factor of data piece `data` in piece `piece`: for a parity piece `1 / (piece ^ data)`, a
-/// Cauchy matrix, of which every square part can be inverted; for a data piece 1 or 0.
+/// Returns the factor of data piece `data` in piece `piece`: for a data piece 1 or 0; for a parity piece `1 /
+/// (piece ^ data)`. The latter form a Cauchy matrix, of which every square part can be inverted.
 ///
 /// @pre both are less than 256, `data` is a data piece, `piece` is a piece of `shape`.
 /// @par Source   Bloemer et al., "An XOR-Based Erasure-Resilient Coding Scheme", 1995. The same matrix as
@@ -67,7 +68,8 @@ inline code_shape checked_shape(const code_shape& shape) {
   return gf256_inverse(static_cast<std::uint8_t>(to_index(piece) ^ to_index(data)));
 }
 
-/// How to restore pieces: each of `targets` is the sum of `sources` times its row of `coefficients`.
+/// How to restore pieces: each of `targets` is the sum of all `sources`, each times its coefficient in the
+/// target's row.
 struct rebuild_plan {
   std::vector<piece_id> sources;           ///< k of them
   std::vector<piece_id> targets;           ///< in the requested order
@@ -137,7 +139,7 @@ inline void check_pieces(const code_shape& shape, std::span<const piece_id> piec
 
 }  // namespace detail
 
-/// Plans to make `targets` from `sources`, any k pieces: those available, or least busy.
+/// Plans to make `targets` from `sources`, which may be any k pieces, such as those of the least busy ranks.
 ///
 /// @par Complexity   O(k^3), and O(k^2) per target.
 /// @throws argument_error  for a bad shape, an invalid or duplicate piece, or not k sources.
@@ -157,7 +159,7 @@ inline void check_pieces(const code_shape& shape, std::span<const piece_id> piec
     for (std::size_t d = 0; d < k; ++d)
       rows[s * k + d] = code_coefficient(shape, sources[s], piece_id{static_cast<std::uint32_t>(d)});
   }
-  // Data pieces from the sources; a target's own row of the code then gives its coefficients.
+  // The inverse makes data pieces of the sources; a target's own row of the code then gives its coefficients.
   const std::vector<std::uint8_t> inverse = detail::gf_inverse(rows, k);
   rebuild_plan plan{.sources = {sources.begin(), sources.end()},
                     .targets = {targets.begin(), targets.end()},
@@ -174,13 +176,14 @@ inline void check_pieces(const code_shape& shape, std::span<const piece_id> piec
   return plan;
 }
 
-/// Plans to make all of `lost` from the others: data pieces first, then the first parity pieces.
+/// Plans to make all of `lost` from the other pieces: from data pieces first, then from the first parity
+/// pieces.
 ///
 ///     rebuild_plan plan = plan_rebuild({.data = 4, .parity = 2}, std::vector{piece_id{1}, piece_id{3}});
 ///
 /// @par Complexity   as `plan_rebuild_from`.
-/// @throws argument_error  for a bad shape, an invalid or duplicate piece, or more lost than m: the text says
-///   which.
+/// @throws argument_error  for a bad shape, an invalid or duplicate piece, or more than m lost pieces; the
+///                         text names them.
 [[nodiscard]] inline rebuild_plan plan_rebuild(const code_shape& shape, std::span<const piece_id> lost) {
   checked_shape(shape);
   detail::check_pieces(shape, lost, "lost");

@@ -1,5 +1,5 @@
 /// @file
-/// `plan_recovery`: what to fetch from which rank, and by which coefficients, after failures.
+/// `plan_recovery`: which bytes to fetch from which rank after failures, and their coefficients.
 #pragma once
 
 #include <llmmem/comm/id_set.hpp>
@@ -27,8 +27,8 @@ enum class recovery_kind : std::uint8_t {
   rebuild,  ///< the sum of all sources, each times its coefficient
 };
 
-/// What a live rank sends. In a rebuild it is the beginning of its piece of the step's codeword; a piece that
-/// is shorter than the range counts as if zeros followed, and may be empty.
+/// The bytes that a live rank sends. In a rebuild they are the beginning of its piece of the step's codeword;
+/// a piece that is shorter than the range counts as if zeros followed, and may be empty.
 struct recovery_source {
   rank_id holder{};
   piece_id piece{};
@@ -47,12 +47,12 @@ struct recovery_step {
   friend bool operator==(const recovery_step&, const recovery_step&) = default;
 };
 
-/// What live ranks hold that is damaged: nothing may come from there, but everything else may.
+/// Damaged data of live ranks: a plan takes nothing from there, and may take everything else.
 struct damaged_places {
   /// Data that a rank keeps for others: a copy of a rank's state, or parity of a codeword of its group.
   struct kept_one {
     rank_id holder{};
-    std::uint32_t of = 0;  ///< the rank, or the codeword
+    std::uint32_t of = 0;  ///< the rank of the copy, or the codeword of the parity
     friend constexpr bool operator==(const kept_one&, const kept_one&) noexcept = default;
   };
   rank_set own{};  ///< ranks whose own state is damaged
@@ -67,25 +67,26 @@ struct damaged_places {
   }
 };
 
-/// Steps in any order, or concurrently: none needs the result of another.
+/// Steps that may run in any order, or concurrently: none needs the result of another.
 struct recovery_plan {
   std::vector<recovery_step> steps;
-  rank_set unrecoverable;        ///< ranks whose state is lost and cannot be restored: no step is for these
+  rank_set unrecoverable;        ///< ranks whose state is lost and cannot be restored; no step is for these
   std::uint64_t bytes_sent = 0;  ///< by all sources
-  std::uint64_t max_sent = 0;    ///< by the busiest
+  std::uint64_t max_sent = 0;    ///< by the busiest source
   friend bool operator==(const recovery_plan&, const recovery_plan&) = default;
 };
 
-/// Plans how to restore the states of ranks that failed, or whose own state is damaged: each from the least
+/// Plans how to restore the states of ranks that failed or whose own state is damaged, each from the least
 /// loaded sources.
 ///
-/// A load is the bytes that a rank sends in this plan so far; ranks with the fewest live holders are served
-/// first and, among equally loaded ones, the first in the map's order. That is greedy: near the least
-/// possible `max_sent`, without a guarantee. The plan is only about states: copies and parity that failed
+/// A rank's load is the bytes that it sends in this plan so far. States with the fewest live holders are
+/// planned first; among equally loaded sources the first in the map's order sends. This is greedy: near the
+/// least possible `max_sent`, without a guarantee. The plan covers only states: copies and parity that failed
 /// ranks kept for others return with the next step that is kept.
 ///
-/// @param state_bytes  of each rank, in order; for failed ranks as they were.
-/// @param damaged      places of live ranks from which nothing is taken. Entries for other ranks are ignored.
+/// @param state_bytes  the bytes of each rank's state, in order; for failed ranks those before the failure.
+/// @param damaged      places of live ranks from which the plan takes nothing. Entries for other ranks are
+///                     ignored.
 /// @par Complexity   O(lost x holders x damaged places), and for coded schemes k^3 for each stripe.
 /// @throws argument_error  if the numbers of states and ranks differ, or a failed rank is past the world.
 [[nodiscard]] inline recovery_plan plan_recovery(const replica_map& map, const rank_set& failed,
@@ -94,7 +95,7 @@ struct recovery_plan {
 
 namespace detail {
 
-/// Makes a plan, and tracks what each rank sends in it.
+/// Makes a plan, and tracks the bytes that each rank sends in it.
 class recovery_planner {
  public:
   recovery_planner(const replica_map& map, const rank_set& failed, std::span<const std::uint64_t> state_bytes,
@@ -147,8 +148,8 @@ class recovery_planner {
     return members;
   }
 
-  /// Returns how many sources can restore a state, or a stripe of it, beyond those that must; none: it is
-  /// impossible.
+  /// Returns how many sources can restore a state, or a stripe of it, beyond the number that it takes;
+  /// nothing if there are too few.
   [[nodiscard]] std::size_t spare_sources(rank_id rank) const {
     if (!map_.scheme().is_coded()) {
       return static_cast<std::size_t>(
@@ -221,7 +222,8 @@ class recovery_planner {
     return step;
   }
 
-  /// Returns a member's bytes of a codeword: a stripe of its own, or parity as long as the longest stripe.
+  /// Returns a member's bytes of a codeword: a stripe of its own, or parity, which is as long as the longest
+  /// stripe.
   [[nodiscard]] std::uint64_t piece_bytes(const std::vector<rank_id>& group, const coded_group& layout,
                                           std::uint32_t codeword, piece_id piece,
                                           std::uint32_t member) const {

@@ -1,5 +1,5 @@
 /// @file
-/// `redundancy_scheme`: how the state of ranks survives the loss of some, as a value.
+/// `redundancy_scheme`: a value that says how the state of ranks survives the loss of some of them.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,10 +16,10 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What is kept in addition to a rank's own state.
+/// The data kept in addition to a rank's own state.
 enum class redundancy_kind : std::uint8_t {
-  mirror,        ///< whole copies on other ranks
-  parity,        ///< the exclusive or of stripes of k ranks, rotating within groups of k + 1 (RAID-5)
+  mirror,        ///< complete copies on other ranks
+  parity,        ///< the exclusive or of stripes of k ranks, rotating in groups of k + 1 (RAID-5)
   reed_solomon,  ///< m pieces of parity of k stripes, rotating within groups of k + m
   compute,       ///< another rank computes the same state from the same inputs; no state is sent
 };
@@ -31,9 +31,9 @@ enum class redundancy_kind : std::uint8_t {
 /// | `mirror:F` | F | F - 1 | F - 1 states | F - 1 states |
 /// | `parity:K` | K + 1 | 1 | 1/K of a state | 1 state, in K stripes |
 /// | `rs:K+M` | K + M | M | M/K of a state | M states, in K stripes each |
-/// | `compute` | 2 | 1 | 1 state | nothing: the work is done twice (Bamboo, NSDI 2023) |
+/// | `compute` | 2 | 1 | 1 state | nothing: two ranks do the work (Bamboo, NSDI 2023) |
 ///
-/// "F copies" counts a rank's own. `coded_group` describes the layout of parity and rs.
+/// "F copies" includes a rank's own. `coded_group` describes the layout of parity and rs.
 ///
 /// @par Thread safety   a plain value.
 class redundancy_scheme {
@@ -41,7 +41,7 @@ class redundancy_scheme {
   static constexpr std::uint32_t max_copies = 1024;
   [[deprecated("its name is max_copies")]] static constexpr std::uint32_t most_copies = max_copies;
 
-  /// @throws argument_error  for less than 2 or more than 1024 copies, including one's own.
+  /// @throws argument_error  for fewer than 2 or more than 1024 copies, including the rank's own.
   [[nodiscard]] static redundancy_scheme mirror(std::uint32_t copies);
   /// @throws argument_error  for a group of more than 256 ranks, or without data.
   [[nodiscard]] static redundancy_scheme parity(std::uint32_t data);
@@ -53,11 +53,12 @@ class redundancy_scheme {
   [[nodiscard]] static redundancy_scheme compute() noexcept { return {redundancy_kind::compute, 1, 1}; }
 
   /// Parses "mirror:2", "parity:3", "rs:2+2" or "compute".
-  /// @throws argument_error  for anything else: the text says at which character, and what is expected there.
+  /// @throws argument_error  for any other text: the error says at which character, and what is expected
+  ///                         there.
   [[nodiscard]] static redundancy_scheme parse(std::string_view text);
 
   [[nodiscard]] redundancy_kind kind() const noexcept { return kind_; }
-  /// Whether states are divided into stripes with parity, rather than copied whole.
+  /// Whether states are divided into stripes with parity, rather than copied.
   [[nodiscard]] bool is_coded() const noexcept {
     return kind_ == redundancy_kind::parity || kind_ == redundancy_kind::reed_solomon;
   }
@@ -67,14 +68,15 @@ class redundancy_scheme {
   [[nodiscard]] code_shape shape() const noexcept { return {.data = data_, .parity = extra_}; }
   /// The smallest number of ranks in a group.
   [[nodiscard]] std::uint32_t group_ranks() const noexcept { return data_ + extra_; }
-  /// How many ranks of a group may be lost, any of them, without losing any state.
+  /// The number of ranks of a group, regardless of which, that may be lost without losing any state.
   [[nodiscard]] std::uint32_t tolerates() const noexcept { return extra_; }
 
-  /// Returns why a world cannot hold it, or nothing: for callers that end with a usage error.
+  /// Returns the reason why a world cannot hold the scheme, or nothing if it can: for programs that report
+  /// usage errors.
   [[nodiscard]] std::optional<std::string> fits(rank_count world) const;
 
-  /// Returns the bytes that a rank keeps for others when every state has `own` bytes and every group its
-  /// smallest number of ranks. Stripes are whole units of 64 bytes. @throws length_error  past 2^63 - 1.
+  /// Returns the bytes that a rank keeps for others if every state has `own` bytes and every group its
+  /// smallest number of ranks. Stripes are whole units of 64 bytes. @throws length_error past 2^63 - 1.
   [[nodiscard]] std::uint64_t extra_bytes(std::uint64_t own) const {
     return checked_multiply(extra_, is_coded() ? stripe_bytes(own, data_) : own,
                             "redundancy: copies or parity pieces x bytes each");
@@ -142,7 +144,7 @@ inline std::optional<std::string> redundancy_scheme::fits(rank_count world) cons
 
 namespace detail {
 
-/// Parses a scheme's text from its beginning, and reports where it is invalid.
+/// Parses the text of a scheme from its beginning, and reports where it is invalid.
 class scheme_reader {
  public:
   explicit scheme_reader(std::string_view text) noexcept : text_(text) {}

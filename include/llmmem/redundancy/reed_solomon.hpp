@@ -29,11 +29,11 @@ inline namespace v0 {
 ///
 /// Pieces may have any alignment and different lengths; a shorter one counts as if zeros followed it. Parity
 /// pieces are at least as long as the longest data piece. For one parity piece `xor_parity.hpp` is faster.
-/// The code detects a damaged piece only in `verify`; checksums find it.
+/// Only `verify` detects that a piece is damaged; checksums show which one.
 ///
 /// @tparam Engine   computes the sums of products; `isal_gf_engine` (`llmmem::isal`) computes the same bytes.
-/// @par Complexity      `encode` k m products per byte of a piece, `rebuild` k for each target. Neither
-///   allocates, except for the coefficients of `rebuild`, a few KiB.
+/// @par Complexity      per byte of a piece, `encode` k m products, `rebuild` k for each target. Only
+///                      `rebuild` allocates: a few KiB for its coefficients.
 /// @par Thread safety   any number of threads, on different destinations.
 /// @par Errors          the constructor throws `argument_error` for an invalid shape.
 template <gf_engine Engine = portable_gf_engine>
@@ -54,9 +54,9 @@ class reed_solomon {
   [[nodiscard]] const Engine& engine() const noexcept { return engine_; }
 
   /// Computes all parity pieces from all data pieces.
-  /// @return `errc::size_mismatch` if the number of spans differs from the shape's (wanted = that, found =
-  ///   spans), `errc::past_the_bytes` when data piece `index` is longer than a parity piece. Then nothing is
-  ///   written.
+  /// @return `errc::size_mismatch` if the number of spans differs from the shape's (wanted = the shape's,
+  ///         found = the number of spans), `errc::past_the_bytes` if data piece `index` is longer than a
+  ///         parity piece. In both cases nothing is written.
   result<void> encode(std::span<const std::span<const std::byte>> data,
                       std::span<const std::span<std::byte>> parity) const noexcept {
     const failure why = check(data, parity, "reed_solomon::encode");
@@ -67,7 +67,7 @@ class reed_solomon {
 
   /// Updates all parity pieces after a data piece changed from `before` to `after`.
   /// @par Complexity   two passes over the piece, one over each parity; the other data pieces are not needed.
-  /// @return as `encode`, and `errc::out_of_range` when `changed` is not a data piece.
+  /// @return as `encode`, and `errc::out_of_range` if `changed` is not a data piece.
   result<void> update(piece_id changed, std::span<const std::byte> before, std::span<const std::byte> after,
                       std::span<const std::span<std::byte>> parity) const noexcept {
     constexpr const char* where = "reed_solomon::update";
@@ -82,8 +82,8 @@ class reed_solomon {
     return {};
   }
 
-  /// Returns the first parity piece that does not match the data, or nothing when all do.
-  /// @par Complexity   as `encode`, by blocks of a few KiB on the stack.
+  /// Returns the first parity piece that does not match the data, or nothing if all match.
+  /// @par Complexity   as `encode`, in blocks of a few KiB on the stack.
   /// @return as `encode`.
   [[nodiscard]] result<std::optional<piece_id>> verify(
       std::span<const std::span<const std::byte>> data,
@@ -95,12 +95,12 @@ class reed_solomon {
     return std::optional<piece_id>{piece_id{shape_.data + static_cast<std::uint32_t>(found)}};
   }
 
-  /// Computes the first bytes of the plan's targets, as many as each span has, from the plan's sources: whole
-  /// pieces in its order. If a span is longer than its piece was, zeros follow.
+  /// Computes the first bytes of the plan's targets, as many as each span has, from the plan's sources, which
+  /// are complete pieces in the plan's order. If a span is longer than its piece was, zeros follow.
   ///
   /// @return `errc::size_mismatch` if the number of spans differs from the plan's, or the plan has another k.
-  ///   Then nothing is written.
-  /// @throws std::bad_alloc  when there is no memory for the coefficients.
+  ///         Nothing is written then.
+  /// @throws std::bad_alloc  if there is no memory for the coefficients.
   result<void> rebuild(const rebuild_plan& plan, std::span<const std::span<const std::byte>> sources,
                        std::span<const std::span<std::byte>> targets) const {
     constexpr const char* where = "reed_solomon::rebuild";

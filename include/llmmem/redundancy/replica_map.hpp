@@ -1,5 +1,5 @@
 /// @file
-/// `replica_map`: which rank keeps whose state, what that survives, and with which probability.
+/// `replica_map`: which rank keeps which state, which failures that survives, and the probability of a loss.
 #pragma once
 
 #include <llmmem/comm/id_set.hpp>
@@ -20,7 +20,7 @@ inline namespace v0 {
 
 namespace redundancy {
 
-/// What happens to states when ranks fail.
+/// The fate of states when ranks fail.
 struct survival {
   rank_set lost;  ///< ranks that failed and whose state cannot be restored
 
@@ -33,43 +33,44 @@ using survival [[deprecated("its name is redundancy::survival")]] = redundancy::
 
 /// How a probability was computed.
 enum class chance_method : std::uint8_t {
-  counted,     ///< over all sets of failures, by a formula
-  enumerated,  ///< over all of them, one by one
-  sampled,     ///< over some of them, at random
+  counted,     ///< by a formula over all sets of failures
+  enumerated,  ///< by trying all sets, one by one
+  sampled,     ///< by trying a random sample of them
 };
 
 /// The probability that a state is lost.
 struct loss_chance {
   double probability = 0;
   chance_method method = chance_method::counted;
-  double standard_error = 0;  ///< of a sampled one
+  double standard_error = 0;  ///< of a sampled probability
 };
 
 /// Options for maps without a regular shape.
 struct chance_options {
-  std::uint64_t most_enumerated = std::uint64_t{1} << 20;  ///< sets of failures; more are sampled
+  /// Most sets of failures to try one by one; if there are more, a sample is taken.
+  std::uint64_t most_enumerated = std::uint64_t{1} << 20;
   std::uint64_t samples = std::uint64_t{1} << 16;
   std::uint64_t seed = 1;
 };
 
-/// Which rank holds what, made by a placement: plain data, the same on every rank that makes it from the same
-/// facts.
+/// Which rank keeps which data: plain data, made by a placement, and the same on every rank that makes it
+/// from the same arguments.
 ///
-/// In a *group* members are in order and a mirror's copies go to the next ones, around: a group of more than
-/// F ranks is a ring, and loses a state when F neighbours fail. A group of a coded scheme that has more than
-/// k + m ranks gets more data pieces, never less parity. So every group tolerates the loss of any
-/// `scheme().tolerates()` ranks.
+/// The members of a *group* are in order, and a mirror's copies go to the next members, around the group. So
+/// a group of more than F ranks is a ring, and loses a state when F neighbours fail. A group of a coded
+/// scheme that has more than k + m ranks gets more data pieces, never less parity. So every group tolerates
+/// the loss of any `scheme().tolerates()` ranks.
 ///
 /// @par Complexity      as stated; construction O(world x holders).
 /// @par Thread safety   as a plain value.
 class replica_map {
  public:
-  /// @param groups  every rank of the world in exactly one, each group with at least `group_ranks()`.
+  /// @param groups  contain every rank of the world exactly once, and each at least `group_ranks()` ranks.
   /// @throws argument_error  otherwise, and for a coded group of more than 256 ranks.
   [[nodiscard]] static replica_map of_groups(const redundancy_scheme& scheme, rank_count world,
                                              std::vector<std::vector<rank_id>> groups);
 
-  /// Makes a map of whole copies on any ranks. @param holders  for each rank, `copies()` - 1 other ranks.
+  /// Makes a map of complete copies on any ranks. @param holders for each rank, `copies()` - 1 other ranks.
   /// @throws argument_error  otherwise, and for a coded scheme.
   [[nodiscard]] static replica_map of_holders(const redundancy_scheme& scheme,
                                               std::vector<std::vector<rank_id>> holders);
@@ -79,7 +80,7 @@ class replica_map {
     return rank_count{static_cast<std::uint32_t>(holders_.size())};
   }
 
-  /// Returns the ranks that keep copies of `rank`'s state, or parity over stripes of it, without the rank
+  /// Returns the ranks that keep copies of `rank`'s state, or parity over stripes of it, excluding the rank
   /// itself.
   /// @pre to_index(rank) < world()
   [[nodiscard]] std::span<const rank_id> holders(rank_id rank) const noexcept LLMMEM_LIFETIMEBOUND {
@@ -112,17 +113,17 @@ class replica_map {
     return checked_multiply(shape.parity, stripe_bytes(own, shape.data), "redundancy: parity pieces x bytes");
   }
 
-  /// Returns what is lost when all of `failed` fail at once. Ranks past the world are ignored.
+  /// Returns the states that are lost when all of `failed` fail at once. Ranks past the world are ignored.
   /// @par Complexity   O(world x holders).
   [[nodiscard]] redundancy::survival survives(const rank_set& failed) const;
 
-  /// Returns the probability that a state is lost when `failures` ranks fail, every set of that size being
+  /// Returns the probability that a state is lost when `failures` ranks fail, if every set of that size is
   /// equally likely.
   ///
-  /// With groups it is counted, O(world x failures x copies), by sums of positive terms. Otherwise all sets
-  /// are tried if there are few, or a seeded sample.
+  /// For groups a formula counts the sets, in O(world x failures x copies), by sums of positive terms.
+  /// Otherwise the function tries all sets if there are few, or a seeded sample.
   ///
-  /// @throws argument_error  when more fail than exist, or no sample is allowed.
+  /// @throws argument_error  if `failures` exceeds the world, or no sample is allowed.
   [[nodiscard]] loss_chance loss_probability(std::uint32_t failures,
                                              const chance_options& options = {}) const;
 

@@ -1,5 +1,5 @@
 /// @file
-/// What a `redundant_replica` requires of its ranks, its input, and its results.
+/// The concepts of a `redundant_replica`'s transport and destinations, its parameters, and its results.
 #pragma once
 
 #include <llmmem/comm/ranks.hpp>
@@ -22,7 +22,7 @@ concept seated_transport = transport<T> && requires(const T& ranks) {
   { ranks.seats() } noexcept -> std::convertible_to<std::span<const seat_id>>;
 };
 
-/// Names the destination of each part: the engine's own memory for it, of the part's size.
+/// Returns the destination of each part: the engine's own memory, of the part's size.
 template <class D>
 concept part_destinations = requires(D& destinations, part_id part) {
   { destinations(part) } -> std::convertible_to<std::span<std::byte>>;
@@ -41,18 +41,20 @@ struct part_bytes {
 /// The construction parameters of a replica.
 struct replica_options {
   const char* name = "redundant_replica";  ///< the name in error texts; outlives the replica
-  std::uint32_t tag = 0x7265'7000;         ///< of its messages: nothing else uses it at the same time
+  /// Of its messages; the caller uses this tag for nothing else at the same time.
+  std::uint32_t tag = 0x7265'7000;
 };
 
 namespace redundancy {
 
-/// Why there is nothing to restore, and therefore what all ranks load instead. Each rank loads the parts that
-/// it owns now, even if it loaded them in an earlier epoch, because a step that was begun has changed them.
+/// Why there is nothing to restore, which decides what all ranks load instead. Each rank loads the parts that
+/// it owns now, even if it loaded them in an earlier epoch, because a step that had begun may have changed
+/// them.
 enum class absence : std::uint8_t {
-  none,        ///< there is something
+  none,        ///< there is something to restore
   never_kept,  ///< no rank has committed anything so far: load the initial state of the run
   forgotten,   ///< all ranks called `forget`: load the checkpoint that they returned to
-  lost,  ///< no remaining rank knows what was kept: load the newest checkpoint; without one, the training so
+  lost,  ///< no remaining rank has what was kept: load the newest checkpoint; without one, the training so
          ///< far is lost
   gone [[deprecated("its name is lost")]] = lost
 };
@@ -63,14 +65,14 @@ using absence [[deprecated("its name is redundancy::absence")]] = redundancy::ab
 
 /// The result of `recover`: the same on all ranks, except for the bytes.
 struct recovered_state {
-  bool is_recovered = false;                               ///< else `reason` says what to load
-  redundancy::absence reason = redundancy::absence::none;  ///< why there is nothing
+  bool is_recovered = false;                               ///< if false, `reason` says what to load
+  redundancy::absence reason = redundancy::absence::none;  ///< why there is nothing to restore
   std::uint64_t version = 0;                               ///< of all parts
   std::uint64_t moved_bytes = 0;                           ///< between ranks
-  std::uint64_t rebuilt_bytes = 0;  ///< of parts here whose owner was lost, or had them damaged
+  std::uint64_t rebuilt_bytes = 0;  ///< of parts on this rank whose owner was lost, or had damaged bytes
 };
 
-/// What a replica holds and has done.
+/// Counters of a replica.
 struct replica_stats {
   std::uint64_t own_bytes = 0;   ///< copies of this rank's own parts, of all versions held
   std::uint64_t kept_bytes = 0;  ///< copies and parity for others, of all versions held

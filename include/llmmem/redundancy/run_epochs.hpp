@@ -1,6 +1,5 @@
 /// @file
-/// `run_epochs`: runs a job's epochs one after the other, with steps that count for all ranks or for none,
-/// until it is over.
+/// `run_epochs`: runs the epochs of a job until it is over, with steps that count for all ranks or for none.
 #pragma once
 
 #include <llmmem/comm/agreement.hpp>
@@ -19,9 +18,9 @@ namespace redundancy {
 /// The outcome for this rank.
 enum class job_outcome : std::uint8_t {
   succeeded,
-  failed,  ///< a rank may have died: the next epoch begins without it. An error that another epoch would not
-           ///< resolve, such as `errc::setup_differs`, must be thrown instead, or this repeats forever
-  stop,    ///< the run ends here, for example because state is lost: no agreement is made. Other ranks with
+  failed,  ///< a rank may have died: the next epoch begins without it. Throw an error that another epoch
+           ///< would not resolve, such as `errc::setup_differs`; otherwise the epochs repeat forever
+  stop,    ///< the run ends on this rank, without an agreement, for example because state is lost. Ranks with
            ///< another outcome continue once this rank's endpoint is destroyed
   well [[deprecated("its name is succeeded")]] = succeeded,
   badly [[deprecated("its name is failed")]] = failed
@@ -33,7 +32,7 @@ using went [[deprecated("its name is redundancy::job_outcome")]] = job_outcome;
 
 using went [[deprecated("its name is redundancy::job_outcome")]] = redundancy::job_outcome;
 
-/// Ranks that agree, and begin epochs. `communicator` is one.
+/// Ranks that can agree and begin epochs. `communicator` is a model.
 template <class T>
 concept epoch_ranks =
     requires(T& ranks, const T& seen, const comm::agreed& outcome, std::uint64_t bits, deadline by) {
@@ -43,14 +42,15 @@ concept epoch_ranks =
       { seen.after(bits) } noexcept -> std::same_as<deadline>;
     };
 
-/// What a rank does in epochs. All ranks' jobs must agree on `is_over`, and take the same steps.
+/// The work of a rank in epochs. The jobs of all ranks must agree on `is_over`, and take the same steps.
 ///
-/// - `begin()`, when an epoch has begun: brings this rank to the common state. `redundant_replica::recover`,
-///   and loading what it says.
+/// - `begin()`, when an epoch has begun: brings this rank to the common state, by
+///   `redundant_replica::recover` and by loading if that says so.
 /// - `is_over()`: no step is left.
-/// - `step()`: one step, up to the point that counts only when all have done it. `redundant_replica::keep`.
-/// - `commit()`: all have; `drop()`: not all have, or this epoch did not begin well, and the next `begin`
-///   finds the previous state. Neither throws.
+/// - `step()`: one step, which counts only when all ranks have done it. It ends with
+///   `redundant_replica::keep`.
+/// - `commit()`: all ranks have done the step. `drop()`: some have not, or the epoch failed to begin; the
+///   next `begin` finds the previous state. Neither throws.
 /// - `agreed_on(outcome)`, if it exists: called after each agreement, before the resulting `commit` or
 ///   `drop`.
 template <class J>
@@ -64,12 +64,12 @@ concept epoch_job = requires(J& job) {
 
 /// The time limits of `run_epochs`.
 struct epoch_options {
-  std::uint64_t patience_ns = 60'000'000'000;  ///< for all living ranks to reach an agreement
+  std::uint64_t patience_ns = 60'000'000'000;  ///< for all live ranks to reach an agreement
 };
 
 /// How the epochs ended.
 enum class epochs_end : std::uint8_t {
-  finished,  ///< the job is over, and all living ranks agreed that it is
+  finished,  ///< the job is over, and all live ranks agreed on that
   stopped,   ///< `begin` or `step` requested it
 };
 
@@ -82,8 +82,8 @@ void report_agreed(J& job, const comm::agreed& outcome) {
 
 }  // namespace detail
 
-/// Runs a job on ranks of which any may die at any time, and in whose seats fresh processes may come. Each
-/// rank calls it once it has joined:
+/// Runs a job on ranks that may die at any time, and whose seats fresh processes may take. Each rank calls it
+/// after it has joined:
 ///
 ///     while (true) {
 ///       begin the epoch, if one has begun; take a step, unless the job is over
@@ -94,19 +94,19 @@ void report_agreed(J& job, const comm::agreed& outcome) {
 ///       begin the next epoch, if a rank left or joins, or it failed
 ///     }
 ///
-/// So a step counts for all ranks or for none; a death costs at most one step. No rank leaves before all have
-/// agreed that the job is over, even if an epoch began with nothing left to do: ranks that need another's
-/// data can still get it. A process that waits to join when the job ends finds no members: its `join` reaches
-/// its deadline.
+/// So a step counts for all ranks or for none, and a death costs at most one step. No rank leaves before all
+/// have agreed that the job is over, even if an epoch began with nothing left to do, so that ranks can still
+/// get data from each other. A process that waits to join when the job ends finds no members, and its `join`
+/// reaches its deadline.
 ///
 /// @par Complexity      one agreement per step: 4 messages of some hundred bytes for each other rank.
 /// @par Thread safety   one thread at a time, which owns the ranks during the call.
-/// @par Errors          `errc::no_quorum` when the others have continued without this rank: end the process
-///   and let a fresh one join. Other errors of the agreement: a living rank did not answer in time.
-///   Exceptions of the job pass through, and the epoch is revoked: the others continue without this rank once
-///   its endpoint is destroyed.
-/// @par Source          epochs of User Level Failure Mitigation: Bland et al., IJHPCA 2013; a commit for each
-///   step, by all or by none: Gray, "Notes on data base operating systems", 1978.
+/// @par Errors          `errc::no_quorum` if the others have continued without this rank: end the process and
+///                      let a fresh one join. Other errors of the agreement mean that a live rank did not
+///                      answer in time. An exception of the job revokes the epoch and passes through; the
+///                      others continue without this rank once its endpoint is destroyed.
+/// @par Source          epochs of User Level Failure Mitigation: Bland et al., IJHPCA 2013; a commit of each
+///                      step by all ranks or none: Gray, "Notes on data base operating systems", 1978.
 template <epoch_ranks T, epoch_job J>
 [[nodiscard]] result<epochs_end> run_epochs(T& ranks, J& job, const epoch_options& options = {}) {
   try {

@@ -35,11 +35,11 @@ class any_seats {
 
 static_assert(seat_placement<any_seats<>>);
 
-/// `failure_domains` of the remaining members: each seat has its domain. If copies can no longer be kept
-/// apart, they are spread as well as possible.
+/// `failure_domains` of the remaining members: each seat has its domain. If the copies no longer fit into
+/// different domains, they are spread as widely as possible.
 class seat_domains {
  public:
-  /// @param domains  by seat.
+  /// @param domains  the domain of each seat, by seat number.
   explicit seat_domains(std::vector<domain_id> domains) : domains_(std::move(domains)) {}
   /// @throws argument_error  for a seat without a domain.
   [[nodiscard]] failure_domains operator()(std::span<const seat_id> seats) const;

@@ -12,8 +12,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// A set of instructions. All compute the same bytes. It is passed as a value, so that every path of a
-/// machine can be tested on it.
+/// A set of instructions. All paths compute the same bytes. Functions take the path as a value, so that tests
+/// can run every path of a machine.
 enum class simd_path : std::uint8_t {
   portable,  ///< available on every processor of the architecture
   ssse3,     ///< x86-64: 16 bytes, products by shuffles
@@ -43,7 +43,8 @@ inline constexpr std::array<simd_path, 5> simd_paths{simd_path::portable, simd_p
   return "unknown";
 }
 
-/// Whether this machine has it. Uses what the compiler's runtime detected at the program's start.
+/// Returns whether this machine has the path. Uses what the compiler's runtime detected at the program's
+/// start.
 [[nodiscard]] inline bool has_simd_path(simd_path path) noexcept {
   switch (path) {
     case simd_path::portable:
@@ -65,7 +66,7 @@ inline constexpr std::array<simd_path, 5> simd_paths{simd_path::portable, simd_p
   }
 }
 
-/// Returns the fastest path of this machine. A few nanoseconds.
+/// Returns the fastest path of this machine, in a few nanoseconds.
 [[nodiscard]] inline simd_path best_simd_path() noexcept {
   for (const simd_path path : {simd_path::gfni, simd_path::avx2, simd_path::ssse3, simd_path::neon}) {
     if (has_simd_path(path)) return path;

@@ -17,14 +17,14 @@ namespace llmmem {
 inline namespace v0 {
 
 // Pieces of any alignment and length: a shorter one counts as if zeros followed it, up to the destination's
-// length. A piece may be the destination itself, or share no byte with it. None of these allocates, and
+// length. A piece may be the destination itself, or share no byte with it. No function here allocates, and
 // any number of threads may call them on different destinations.
 
-/// `destination ^= source`.
+/// Computes `destination ^= source`.
 ///
 /// @par Complexity   one pass, bound by memory from a few KiB on.
 /// @pre has_simd_path(path).
-/// @return `errc::past_the_bytes` when the source is longer than the destination, which then is unchanged.
+/// @return `errc::past_the_bytes` if the source is longer than the destination, which then is unchanged.
 inline result<void> xor_into(std::span<std::byte> destination, std::span<const std::byte> source,
                              simd_path path = best_simd_path()) noexcept {
   if (source.size() > destination.size()) {
@@ -41,10 +41,11 @@ inline result<void> xor_into(std::span<std::byte> destination, std::span<const s
 
 namespace detail {
 
-/// The bytes of the destination that stay in the cache while further sources are added.
+/// The size of the blocks of the destination that stay in the cache while further sources are added.
 inline constexpr std::size_t xor_block = 8192;
 
-/// Computes bytes `at` to `end` from all sources that reach there, none of which ends in between.
+/// Computes bytes `at` to `end` from all sources that are at least as long as `end`; no source ends between
+/// the two.
 inline void xor_range(std::span<std::byte> destination, std::span<const std::span<const std::byte>> sources,
                       std::size_t at, std::size_t end, simd_path path) noexcept {
   while (at < end) {
@@ -76,8 +77,8 @@ inline void xor_range(std::span<std::byte> destination, std::span<const std::spa
 /// @par Complexity   each source is read once and the destination written once; blocks of 8 KiB stay in the
 ///   cache if there are more than five sources. O(sources^2) if all lengths differ.
 /// @pre has_simd_path(path).
-/// @return `errc::past_the_bytes` when a source, by its `index`, is longer than the destination, which then
-///   is unchanged.
+/// @return `errc::past_the_bytes` if the source with number `index` is longer than the destination, which
+///         then is unchanged.
 inline result<void> xor_all(std::span<std::byte> destination,
                             std::span<const std::span<const std::byte>> sources,
                             simd_path path = best_simd_path()) noexcept {
@@ -92,7 +93,7 @@ inline result<void> xor_all(std::span<std::byte> destination,
   }
   std::size_t at = 0;
   while (at < destination.size()) {
-    // Up to the end of the next source.
+    // The next segment ends where the shortest remaining source does.
     std::size_t end = destination.size();
     for (const std::span<const std::byte> source : sources) {
       if (source.size() > at) end = std::min(end, source.size());
@@ -108,7 +109,7 @@ inline result<void> xor_all(std::span<std::byte> destination,
 ///
 /// @par Complexity   one pass over the three.
 /// @pre has_simd_path(path).
-/// @return `errc::past_the_bytes` when one is longer than the parity, which then is unchanged.
+/// @return `errc::past_the_bytes` if a piece is longer than the parity, which then is unchanged.
 /// @par Source   the read-modify-write of RAID-4 and RAID-5: Patterson, Gibson and Katz, SIGMOD 1988.
 inline result<void> update_parity(std::span<std::byte> parity, std::span<const std::byte> before,
                                   std::span<const std::byte> after,
@@ -131,7 +132,7 @@ inline result<void> update_parity(std::span<std::byte> parity, std::span<const s
 ///
 /// @par Complexity   as `xor_all`.
 /// @pre has_simd_path(path). `lost` shares no byte with its sources.
-/// @return `errc::past_the_bytes` when `lost` is longer than the parity, and therefore than any piece.
+/// @return `errc::past_the_bytes` if `lost` is longer than the parity, and therefore than any piece.
 inline result<void> rebuild_lost(std::span<std::byte> lost, std::span<const std::byte> parity,
                                  std::span<const std::span<const std::byte>> others,
                                  simd_path path = best_simd_path()) noexcept {
@@ -139,7 +140,7 @@ inline result<void> rebuild_lost(std::span<std::byte> lost, std::span<const std:
     return failure{
         .code = errc::past_the_bytes, .wanted = lost.size(), .found = parity.size(), .where = "rebuild_lost"};
   }
-  // Only as many bytes of the others as were lost: the rest does not matter.
+  // Takes only as many bytes of the other pieces as were lost, because the rest does not matter.
   for (std::size_t at = 0; at < lost.size(); at += detail::xor_block) {
     const std::span<std::byte> block = lost.subspan(at, std::min(lost.size() - at, detail::xor_block));
     std::span<const std::byte> pieces[detail::xor_most] = {parity.subspan(at, block.size())};
@@ -147,7 +148,7 @@ inline result<void> rebuild_lost(std::span<std::byte> lost, std::span<const std:
     for (const std::span<const std::byte> other : others) {
       if (other.size() <= at) continue;
       if (count == detail::xor_most) {
-        static_cast<void>(xor_all(block, pieces, path));  // none is longer
+        static_cast<void>(xor_all(block, pieces, path));  // cannot fail: no source is longer
         pieces[0] = block;
         count = 1;
       }

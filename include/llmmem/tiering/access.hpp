@@ -15,9 +15,9 @@ enum class chunk_id : std::uint32_t {};
 
 /// What an access does to a chunk's contents.
 enum class access_mode : std::uint8_t {
-  read,        ///< as they are, unchanged: nothing is written back
-  write,       ///< all of them are overwritten: nothing is brought in
-  read_write,  ///< as they are, and some or all of them change
+  read,        ///< the contents stay unchanged: nothing is written back
+  write,       ///< all of the contents are overwritten: nothing is brought in
+  read_write,  ///< the contents are needed, and some or all of them change
 };
 
 /// The number in a strong type, to index with.
@@ -37,8 +37,8 @@ namespace tiering {
 
 }  // namespace tiering
 
-/// Receives what a tier 0 holds and which accesses use it, in the order in which this happens: see
-/// `access_window`. It must not call back.
+/// Is notified of what a tier 0 holds and which accesses use it, in the order of the events: see
+/// `access_window`. It must not call the buffer.
 template <class O>
 concept access_observer =
     std::movable<O> && requires(O& observer, chunk_id chunk, std::uint64_t bytes, access_mode mode) {
@@ -49,7 +49,7 @@ concept access_observer =
       { observer.on_left(chunk, bytes) } noexcept;
     };
 
-/// Costs nothing.
+/// The observer that ignores every event, at no cost.
 struct ignore_accesses {
   void on_leased(chunk_id, std::uint64_t, access_mode) const noexcept {}
   void on_released(chunk_id, std::uint64_t) const noexcept {}

@@ -22,21 +22,22 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// What a journal contained when it was opened.
+/// The contents of a journal when it was opened.
 struct index_recovery {
-  std::uint64_t records = 0;    ///< valid
-  std::uint64_t damaged = 0;    ///< unreadable, with valid ones after them
-  std::uint64_t torn = 0;       ///< bytes at the end that are no complete record: cut off by a crash
-  std::uint64_t lost = 0;       ///< records at the end that were durable once: cut off, or damaged since
-  std::uint64_t overtaken = 0;  ///< chunks given up: a damaged record after theirs may have changed them
-  std::uint64_t surplus = 0;    ///< chunks given up because there were more than `max_chunks`
+  std::uint64_t records = 0;  ///< valid
+  std::uint64_t damaged = 0;  ///< unreadable, with valid ones after them
+  std::uint64_t torn = 0;     ///< bytes of an incomplete record at the end, cut off by a crash
+  std::uint64_t lost = 0;     ///< records at the end that were durable once, and are now cut off or damaged
+  /// Chunks given up because a damaged record after theirs may have changed them.
+  std::uint64_t overtaken = 0;
+  std::uint64_t surplus = 0;  ///< chunks given up because there were more than `max_chunks`
 };
 
 /// How a chunk index is set up.
 struct chunk_index_options {
-  chunk_key file_id{};              ///< of the file that the index belongs to; others are refused
+  chunk_key file_id{};              ///< the id of the file that the index belongs to; others are refused
   std::uint32_t max_chunks = 4096;  ///< kept at once
-  std::uint32_t slack = 4096;       ///< records that may be out of date before the journal is rewritten
+  std::uint32_t slack = 4096;       ///< outdated records that the journal may have before it is rewritten
   std::string name = "chunk_index";
   metadata_source metadata{};
 };
@@ -44,28 +45,28 @@ struct chunk_index_options {
 /// A map from keys to extents that outlives the process: every change is one record of 72 bytes at the end of
 /// a journal.
 ///
-/// - **A record is valid or absent.** Each has a CRC-32C, its number, and, under that CRC, the journal's
-///   salt, drawn again at each rewrite: bytes of an older journal that a file system returns are no records.
-///   When the journal is next opened, an incomplete record at the end, cut off by a crash, is dropped: the
-///   map is then as it was some changes ago, but not before the last `sync`. A killed process loses no record
-///   that `keep` or `drop` returned for.
-/// - **Damage voids earlier records.** An unreadable record may have been of any chunk: if valid ones follow
-///   it, every chunk that was recorded before it and not again since is given up, and `recovery()` reports
-///   how many. A record near the beginning says how many were durable at the last `sync`; if fewer are
-///   readable, the end was not cut off by a crash, and everything is given up.
-/// - **Bounded.** With more than `slack` records out of date the index writes a new journal next to the old
-///   one, and renames it over that: at most `2 x max_chunks + slack + 2` records.
+/// - **A record is valid or absent.** Each has a number, and a CRC-32C that also covers the journal's salt,
+///   which is drawn again at each rewrite. So bytes of an older journal that a file system returns do not
+///   count as records. When the journal is next opened, an incomplete record at the end, cut off by a crash,
+///   is dropped. The map may then lack changes after the last `sync`, and no earlier ones. A killed process
+///   loses no record of a `keep` or `drop` that returned.
+/// - **Damage voids earlier records.** An unreadable record may be of any chunk. If valid records follow it,
+///   the index gives up every chunk whose last record is older, and `recovery()` reports how many. A record
+///   near the beginning says how many records were durable at the last `sync`. If fewer are readable, no
+///   crash cut off the end, and the index gives up everything.
+/// - **Bounded.** With more than `slack` outdated records, the index writes a new journal next to the old one
+///   and renames it over the old one. A journal has at most `2 x max_chunks + slack + 2` records.
 ///
-/// Opening takes memory by the chunks that the journal names, regardless of the length of its file.
+/// Opening takes memory in proportion to the chunks that the journal names, regardless of the file's length.
 ///
 /// The index does not verify the contents of extents: the reader of an extent verifies its checksum.
 ///
 /// @par Complexity      `find`, `keep`, `drop` O(1), and one write of 72 bytes to the page cache for the
-///                      latter two; now and then O(chunks) to rewrite the journal.
-/// @par Thread safety   one thread at a time. One process: the index locks its file.
-/// @par Errors          the constructor throws `io_error` for a file that cannot be opened, is no chunk index
-///                      or is the index of another file, and `argument_error` for `max_chunks` of 0. All
-///                      other errors are values: `errc::table_full`, `errc::write_failed` and
+///                      latter two; occasionally O(chunks) to rewrite the journal.
+/// @par Thread safety   one thread at a time. One process at a time, because the index locks its file.
+/// @par Errors          the constructor throws `io_error` for a file that cannot be opened, is not a chunk
+///                      index or is the index of another file, and `argument_error` for `max_chunks` of 0.
+///                      All other errors are values: `errc::table_full`, `errc::write_failed` and
 ///                      `errc::sync_failed`. After a refusal the map is as it was.
 class chunk_index {
  public:
@@ -78,11 +79,11 @@ class chunk_index {
     return found ? &entries_[to_index(*found) - 1].extent : nullptr;
   }
 
-  /// Records that the chunk is stored there, and nowhere else.
+  /// Records that the chunk is stored at `extent`, and nowhere else.
   result<void> keep(const chunk_extent& extent);
   /// Records that the chunk is stored nowhere. A key that is absent changes nothing.
   result<void> drop(const chunk_key& key);
-  /// Returns after the device has all changes.
+  /// Returns when the device has all changes.
   result<void> sync();
 
   /// Calls `f(extent)` for each chunk, in no order. `f` does not change the index.
@@ -94,7 +95,7 @@ class chunk_index {
   }
 
   [[nodiscard]] std::uint64_t size() const noexcept { return live_; }
-  /// Returns how many chunks it can keep at once.
+  /// Returns how many chunks the index can keep at once.
   [[nodiscard]] std::uint64_t capacity() const noexcept { return entries_.size(); }
   [[nodiscard]] const index_recovery& recovery() const noexcept { return recovery_; }
   [[nodiscard]] const std::string& path() const noexcept { return file_.path(); }
@@ -112,7 +113,7 @@ class chunk_index {
 
   struct entry {
     chunk_extent extent;
-    std::uint64_t record = 0;  // number of the record that says so; 0: no chunk
+    std::uint64_t record = 0;  // number of the record of this extent; 0: no chunk
   };
   [[nodiscard]] static record encoded(kind what, std::uint64_t number, const chunk_extent& extent,
                                       std::uint64_t salt) noexcept;
@@ -140,13 +141,13 @@ class chunk_index {
   chunk_index_options options_;
   io_file file_;
   open_folder folder_;
-  std::string beside_;  // the first name of a journal that replaces this one, in the folder
+  std::string beside_;  // the temporary name, in the folder, of a journal that will replace this one
   prefix_index names_;  // key -> entry + 1
   detail::fixed_array<entry> entries_;
   detail::fixed_array<std::uint32_t> free_;
   std::uint64_t live_ = 0;
   std::uint64_t records_ = 0;  // in the journal, including its header
-  std::uint64_t durable_ = 0;  // of these, according to the journal
+  std::uint64_t durable_ = 0;  // how many of these are durable, according to the journal
   std::uint64_t salt_ = 0;
   bool is_name_durable_ = false;
   bool is_name_unsure_ = false;  // the folder could not be synced

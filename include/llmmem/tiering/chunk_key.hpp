@@ -1,5 +1,6 @@
 /// @file
-/// `chunk_key`: identifies a chunk beyond the life of a process, and `chunk_extent`, where it is stored then.
+/// `chunk_key`, which identifies a chunk beyond the life of a process, and `chunk_extent`, where a file
+/// stores it.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,7 +13,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// 128 evenly distributed bits: the key of a block's contents as it is, or `key_of_name`, `key_from_id`.
+/// 128 evenly distributed bits: a block's content key, `key_of_name` or `key_from_id`.
 using chunk_key = block_key;
 
 /// Returns the key of a name, such as a tensor's: the first half of a SHA-256, so that no two names that
@@ -37,8 +38,8 @@ using chunk_key = block_key;
 struct chunk_extent {
   chunk_key key{};
   std::uint64_t offset = 0;    ///< in the tier's file
-  std::uint64_t bytes = 0;     ///< of the chunk
-  std::uint64_t stored = 0;    ///< of its stored form
+  std::uint64_t bytes = 0;     ///< bytes of the chunk
+  std::uint64_t stored = 0;    ///< bytes of its stored form
   std::uint64_t format = 0;    ///< the codec's `format_id`
   std::uint32_t checksum = 0;  ///< CRC-32C of the stored form
 

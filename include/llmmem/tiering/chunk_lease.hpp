@@ -19,8 +19,8 @@ inline namespace v0 {
 /// Holds a chunk in tier 0, at one address, while it lives. Movable. The buffer outlives it.
 ///
 /// @tparam Desk  grants leases and ends them: a part of `basic_tiered_buffer`.
-/// @par Thread safety   it begins and ends on the buffer's thread; the holder may share the bytes between
-///                      threads.
+/// @par Thread safety   a lease begins and ends on the buffer's thread; the holder may share the bytes
+///   between threads.
 template <class Desk, access_mode Mode>
 class chunk_lease {
  public:
@@ -45,14 +45,15 @@ class chunk_lease {
   }
   ~chunk_lease() { end(); }
 
-  /// Ends it now.
+  /// Ends the lease now.
   void end() noexcept {
     range_ = {};
     if (desk_ != nullptr) std::exchange(desk_, nullptr)->end_lease(name_, Mode);
   }
 
-  /// Marks more bytes of the chunk as changed than the lease was taken for. `errc::past_the_bytes`.
-  /// @pre it has not ended.
+  /// Marks further bytes of the chunk as changed, in addition to those that the lease was taken for.
+  /// `errc::past_the_bytes`.
+  /// @pre the lease has not ended.
   result<void> also_changes(std::uint64_t offset, std::uint64_t count) noexcept
     requires(Mode == access_mode::read_write)
   {
@@ -65,7 +66,8 @@ class chunk_lease {
   {
     return range_.span();
   }
-  /// The same as elements: `lease.as<float>()`. @throws length_error, argument_error see `as_elements`.
+  /// Returns the bytes as elements: `lease.as<float>()`. @throws length_error, argument_error see
+  /// `as_elements`.
   template <plain_element T>
   [[nodiscard]] auto as() const LLMMEM_LIFETIMEBOUND
     requires(Desk::host_can_touch)

@@ -26,14 +26,15 @@ enum class tensor_id : std::uint32_t {};
   return static_cast<std::uint32_t>(tensor);
 }
 
-/// What a mapping needs to know of a tensor.
+/// The properties of a tensor that a mapping needs.
 struct tensor_size {
   std::uint64_t bytes = 0;        ///< at least 1
   std::uint64_t alignment = 256;  ///< of its first byte within the chunk; a power of two
-  std::uint32_t set = 0;          ///< only tensors of one set share a chunk: of a layer, of a kind of state
+  /// Only tensors of one set share a chunk, such as those of a layer or of a kind of state.
+  std::uint32_t set = 0;
 };
 
-/// Bytes of a tensor in one chunk.
+/// The bytes of a tensor in one chunk.
 struct tensor_part {
   chunk_id chunk{};
   std::uint64_t offset = 0;  ///< in the chunk
@@ -43,11 +44,12 @@ struct tensor_part {
   friend constexpr bool operator==(const tensor_part&, const tensor_part&) noexcept = default;
 };
 
-/// The chunks that a mapping makes.
+/// Limits of the chunks that a mapping makes.
 struct chunk_mapping_options {
   std::uint64_t group_bytes = 1 << 20;  ///< most bytes of a shared chunk; 0: no chunk is shared
   std::uint64_t split_bytes = 8 << 20;  ///< most bytes of any chunk
-  std::uint64_t unit = 4096;            ///< every chunk is a multiple of it, and every part except a last one
+  /// Every chunk is a multiple of this, and so is every part except a tensor's last one.
+  std::uint64_t unit = 4096;
 };
 
 /// Tensors in chunks: a *chunk-tensor mapping*. Made by `map_to_chunks`; never changes.
@@ -61,8 +63,8 @@ class chunk_mapping {
   }
   /// Bytes of each chunk, in the order in which the tensors first need them.
   [[nodiscard]] std::span<const std::uint64_t> chunks() const noexcept { return chunks_; }
-  /// Returns where a tensor is: one part, or several, each alone in its chunk. @pre it is one of these
-  /// tensors.
+  /// Returns where a tensor is: one part, or several, each alone in its chunk. @pre the mapping has that
+  /// tensor.
   [[nodiscard]] std::span<const tensor_part> parts(tensor_id tensor) const noexcept {
     const std::uint32_t first = first_part_[to_index(tensor)];
     return std::span(parts_).subspan(first, first_part_[to_index(tensor) + 1] - first);
@@ -106,22 +108,24 @@ class chunk_mapping {
 /// - A tensor of more than `split_bytes` becomes the fewest chunks that can hold it, all of one size except
 ///   the last, which may be smaller.
 /// - A tensor of at most `group_bytes` follows the previous one of its set in the same chunk if that has
-///   space, and otherwise opens the set's next chunk. Larger tensors in between do not matter: the biases of
-///   a layer are together although a matrix follows each.
+///   space, and otherwise opens the set's next chunk. Larger tensors between them make no difference: the
+///   biases of a layer share a chunk although a matrix follows each.
 /// - Any other tensor is alone in a chunk.
 ///
-/// **Waste.** In addition to the tensors' own bytes, chunks have less than `unit` bytes each, and less than
-/// its alignment for each tensor that is not the first of its chunk. Of two consecutive shared chunks of a
-/// set, the first one's tensors and the second one's first do not fit `group_bytes`: a set has fewer than 1 +
-/// 2 P / `group_bytes` of them, where P is the bytes and alignments of its small tensors.
+/// **Waste.** In addition to the tensors' own bytes, each chunk has less than `unit` bytes of padding, and
+/// each tensor after the first of its chunk has less than its alignment. Of two consecutive shared chunks of
+/// a set, the tensors of the first and the first tensor of the second together exceed `group_bytes`. A set
+/// therefore has fewer than 1 + 2 P / `group_bytes` shared chunks, where P is the bytes and alignments of its
+/// small tensors.
 ///
 /// Appending tensors to a chunk until one does not fit is PatrickStar's mapping (Fang et al., "Parallel
 /// Training of Pre-Trained Models via Chunk-Based Dynamic Memory Management", IEEE TPDS 2023), whose chunks
 /// are all of one size and hold at most one tensor each; its lists of chunks by kind of state are sets here.
-/// Parts may split a tensor's rows, as in ZeRO's flat partitions (Rajbhandari et al., SC 2020).
+/// A part may begin in the middle of a tensor's row, as in ZeRO's flat partitions (Rajbhandari et al., SC
+/// 2020).
 ///
-/// @par Complexity   O(tensors log sets + chunks + sets^2), the last with a word's move for each.
-/// @throws argument_error  for an impossible option or tensor, naming it.
+/// @par Complexity   O(tensors log sets + chunks + sets^2), the last term with one move of a word each.
+/// @throws argument_error  for an impossible option or tensor, which the text names.
 /// @throws length_error    past 2^63 - 1 bytes, or 2^32 - 1 tensors or parts.
 [[nodiscard]] chunk_mapping map_to_chunks(std::span<const tensor_size> tensors,
                                           const chunk_mapping_options& options = {});

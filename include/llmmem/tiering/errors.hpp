@@ -54,7 +54,7 @@ inline constexpr std::array tiering_errors{
     error_info{.number = 69,
                .name = "no_such_tensor",
                .index = "the tensor's number",
-               .found = "tensors there are",
+               .found = "number of tensors",
                .sentence = "there is no tensor {index}; the number of tensors is {found}"},
     error_info{.number = 70,
                .name = "no_such_part",

@@ -17,7 +17,7 @@ inline namespace v0 {
 /// Tiers, the fastest first, and the links between neighbours. A plain value.
 ///
 /// The program accesses chunks in tier 0. Chunks come from the last tier: it holds all of them, each keeps
-/// its place in it, and its budget is not counted. Chunks move between neighbours only.
+/// its place there, and the tier has no budget. Chunks move between neighbours only.
 ///
 ///     schedule_machine one{.budgets = {8'000'000'000},                             // a GPU over its host
 ///                          .links = {{.bytes_per_second = 25'000'000'000}}};
@@ -31,8 +31,8 @@ struct schedule_machine {
   std::vector<std::uint64_t> budgets;
   /// The links.
   std::vector<link_model> links;
-  /// Which link joins tier i to tier i + 1, for every i. Empty: link i. Two edges with the same link share
-  /// its bandwidth: their transfers queue together.
+  /// The index of the link that joins tier i to tier i + 1, for every i. Empty: link i. Two edges with the
+  /// same link share its bandwidth: their transfers queue together.
   std::vector<std::uint32_t> edges{};
 
   /// Returns the number of tiers, including the unbounded one.

@@ -23,8 +23,8 @@ inline namespace v0 {
 
 /// What `measure_links` moves.
 struct link_measurement {
-  /// Of the chunk that it moves; 0: a quarter of the smallest tier above the last, 64 MiB at most. The larger
-  /// it is, the more it measures the rate and the less the noise.
+  /// Bytes of the chunk that it moves; 0: a quarter of the smallest tier above the last, at most 64 MiB. A
+  /// larger chunk shows the rate with less noise.
   std::uint64_t bytes = 0;
   std::uint32_t repeats = 5;  ///< of each transfer; the median counts. At least 1
 };
@@ -34,27 +34,28 @@ struct link_measurement {
 ///
 ///     prefetch_schedule schedule(buffer, {.links = measure_links(buffer).value()});
 ///
-/// The rates are those of a quiet machine and of what the spaces do: a `file_space` that writes into the page
-/// cache is as fast as that. A link is `link_duplex::half` where a transfer each way at once takes
-/// nearer to the sum of both times than to the longer one.
+/// The rates are those of an idle machine, and of the path that the spaces use: a `file_space` that writes
+/// into the page cache shows the cache's rate. A link is `link_duplex::half` if two simultaneous transfers,
+/// one each way, take closer to the sum of both times than to the longer one.
 ///
-/// Its chunks take space: chunks in the upper tiers may have to leave, contents stay. It removes its chunks
-/// before it returns.
+/// Its chunks take space, so other chunks may have to leave the upper tiers; no contents are lost. It removes
+/// its chunks before it returns.
 ///
-/// @tparam Buffer  a `tiered_buffer`. No call of it may be under way; none of its chunks need exist yet.
-/// @return one link for each pair of neighbours, that below tier 0 first. `errc::out_of_bytes` if the last
-/// tier
+/// @tparam Buffer  a `tiered_buffer`. No other call of it may be in progress; it may still be empty.
+/// @return one link for each pair of neighbours, beginning with the one below tier 0. `errc::out_of_bytes` if
+/// the last tier
 ///   has no space for two chunks of a page, or leased chunks leave none above it; `errc::table_full` without
 ///   two chunks below `max_chunks`; `errc::not_opened` if the last tier is read-only; the error of a failed
 ///   transfer.
-/// @par Complexity   some 8 `repeats` transfers of `bytes` a link, and as many of a sixteenth of it. Waits.
+/// @par Complexity   for each link some 8 `repeats` transfers of `bytes`, and as many of a sixteenth of that.
+///                   Waits.
 /// @par Thread safety   as the buffer.
 template <class Buffer>
 [[nodiscard]] result<std::vector<link_model>> measure_links(Buffer& buffer, const link_measurement& how = {});
 
 namespace detail {
 
-/// Moves chunks of its own through a buffer, and takes the time.
+/// Moves chunks of its own through a buffer and measures the time.
 template <class Buffer>
 class link_meter {
  public:
@@ -97,7 +98,7 @@ class link_meter {
     std::vector<std::vector<std::uint64_t>> up(links), down(links), both(links);
     for (std::uint32_t i = 0; i < repeats; ++i) {
       for (std::size_t link = 0; link < links; ++link) {
-        // A chunk with new contents goes down to the link, over it, and comes back.
+        // A chunk with new contents moves down to the link, over it, and back up.
         const auto fell = fall(chunks_[0], link);
         if (!fell) return fell.error();
         const auto first = over(link, {{chunks_[0], plan_operation::drop}});
@@ -106,7 +107,7 @@ class link_meter {
         const auto second = over(link, {{chunks_[0], plan_operation::fetch}});
         if (!second) return second.error();
         up[link].push_back(*second);
-        // And while another goes down.
+        // Then both ways at once: one chunk moves up while the other moves down.
         if (const auto again = over(link, {{chunks_[0], plan_operation::drop}}); !again) return again.error();
         const auto other = fall(chunks_[1], link);
         if (!other) return other.error();
@@ -133,7 +134,7 @@ class link_meter {
     return of[of.size() / 2];
   }
 
-  /// Writes a chunk, and has it leave the tiers above `tier`, where it is the newest then.
+  /// Writes a chunk and makes it leave the tiers above `tier`, whose copy is then the newest.
   result<void> fall(chunk_handle chunk, std::size_t tier) {
     {
       auto lease = buffer_.write(chunk);
@@ -152,13 +153,13 @@ class link_meter {
     return {};
   }
 
-  /// Has chunks pass a link, and returns how long that took: a drop takes its chunk from `tier` to the tier
+  /// Moves chunks over a link and returns how long that took: a drop moves its chunk from `tier` to the tier
   /// below, a fetch brings it back.
   result<std::uint64_t> over(std::size_t tier, std::initializer_list<movement> all) {
     const std::uint64_t failures = buffer_.stats().background_failures;
     const std::uint64_t began = buffer_.now_ns();
     std::uint64_t seen = began;
-    std::uint32_t standing = 0;  // looks without a change of the clock
+    std::uint32_t standing = 0;  // consecutive checks without a change of the clock
     std::vector<bool> has_begun(all.size());
     for (bool is_over = false; !is_over;) {
       is_over = true;
@@ -180,13 +181,13 @@ class link_meter {
           return failure{.code = errc::out_of_bytes,
                          .wanted = *buffer_.bytes(each.chunk),
                          .found = 0,
-                         .where = "measure_links"};  // leased chunks have the room
+                         .where = "measure_links"};  // leased chunks take the space
         }
       }
       if (buffer_.stats().background_failures != failures) return buffer_.background_failure();
       if (const std::uint64_t now = buffer_.now_ns(); std::exchange(seen, now) != now) standing = 0;
       if (++standing < 64) continue;
-      // A virtual clock advances where the program waits, and not while it looks.
+      // A virtual clock advances when the program waits, and not while it polls.
       for (const movement& each : all) {
         if (each.operation == plan_operation::drop) {
           if (const auto done = buffer_.flush(each.chunk); !done) return done.error();
@@ -203,7 +204,7 @@ class link_meter {
   std::uint64_t written_ = 0;
 };
 
-/// Returns bytes a second, in the range of a link's.
+/// Returns bytes per second, clamped to the range that a link may have.
 [[nodiscard]] constexpr std::uint64_t measured_rate(std::uint64_t bytes, std::uint64_t ns) noexcept {
   const std::uint64_t time = ns == 0 ? 1 : ns;
   const std::uint64_t whole = bytes / time;
@@ -225,7 +226,7 @@ result<std::vector<link_model>> measure_links(Buffer& buffer, const link_measure
     smallest = std::min(smallest, stats.tiers[i].budget);
   std::uint64_t bytes = how.bytes != 0 ? how.bytes : std::clamp<std::uint64_t>(smallest / 4, 1, most);
   detail::link_meter<Buffer> meter(buffer);
-  // A last tier that was sized for the program's chunks may have space for small ones only.
+  // A last tier sized for the program's chunks may only have space for small ones.
   for (result<void> made = meter.create(bytes); !made; made = meter.create(bytes)) {
     if (made.code() != errc::out_of_bytes || bytes <= 4096) return made.error();
     bytes /= 2;
@@ -242,7 +243,7 @@ result<std::vector<link_model>> measure_links(Buffer& buffer, const link_measure
   for (std::size_t i = 0; i + 1 < Buffer::tiers; ++i) {
     const auto& whole = (*of_wholes)[i];
     const auto& part = (*of_parts)[i];
-    // Both sizes have the latency once: their difference has the rate alone. Noise may hide it.
+    // Each time contains the latency once, so the difference of both shows the rate alone. Noise may hide it.
     const std::uint64_t rest = buffer.rounded_bytes(bytes) - std::min(buffer.rounded_bytes(few), bytes);
     const std::uint64_t for_rest = whole.up > part.up ? whole.up - part.up : 0;
     const std::uint64_t for_all =

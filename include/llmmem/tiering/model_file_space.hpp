@@ -37,13 +37,13 @@ struct model_file_options {
 ///     const chunk_handle wq = weights.adopt(begin, end - begin).value();
 ///     auto seen = weights.read(wq).value();
 ///
-/// The space is one range, of the whole file from byte 0. Tensors may begin anywhere: incomplete pages go
-/// through the page cache. Stores are refused with `errc::not_opened`: a chunk that was changed nevertheless
-/// stays in the tier above, dirty; `flush` is then refused, and so is a lease that finds no other room.
-/// `create` is refused too.
+/// The space is one range, of the whole file from byte 0. Tensors may begin anywhere, because incomplete
+/// pages go through the page cache. Stores and `create` are refused with `errc::not_opened`. A chunk that was
+/// changed nevertheless stays in the tier above, dirty; `flush` is then refused, and so is a lease that finds
+/// no other space.
 ///
-/// The file must not change while it is open: a shorter file returns `errc::file_ends`; changed bytes pass
-/// unnoticed unless `adopt` received their checksum.
+/// The file must not change while it is open. If it becomes shorter, reads return `errc::file_ends`; changed
+/// bytes pass unnoticed unless `adopt` received their checksum.
 ///
 /// @par Thread safety   copies from any number of threads; the range is for one tier.
 /// @par Errors          the constructor throws `io_error` for a file that cannot be read, `length_error` for
@@ -70,7 +70,7 @@ class model_file_space {
   model_file_space(const model_file_space&) = delete;
   model_file_space& operator=(const model_file_space&) = delete;
 
-  /// Returns the beginning of the file, at most all of it.
+  /// Returns the first `bytes` of the file, at most all of it.
   [[nodiscard]] result<range_type> try_allocate(std::uint64_t bytes, std::uint64_t alignment) noexcept {
     const char* const where = file_.path().c_str();
     if (bytes == 0) return failure{.code = errc::zero_bytes, .where = where};
@@ -79,12 +79,12 @@ class model_file_space {
     const std::uint64_t left = is_given_ ? 0 : bytes_;
     if (bytes > left) return failure{errc::out_of_bytes, 0, bytes, left, where};
     is_given_ = true;
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): an offset in the form of an address
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the address encodes an offset
     return range_type{reinterpret_cast<std::byte*>(origin), bytes};
   }
   void deallocate(range_type) noexcept { is_given_ = false; }
 
-  /// Returns the bytes of the file.
+  /// Returns the file's length in bytes.
   [[nodiscard]] std::uint64_t capacity() const noexcept { return bytes_; }
   [[nodiscard]] std::uint64_t used() const noexcept { return is_given_ ? bytes_ : 0; }
   [[nodiscard]] std::string_view name() const noexcept { return file_.path(); }

@@ -42,19 +42,20 @@ using other_layout [[deprecated("its name is tiering::other_layout")]] = tiering
 /// How a persistent file space is set up.
 struct persistent_file_options {
   file_space_options space{};  ///< its budget is taken on the device at once
-  /// Of what the chunks' bytes mean: a fingerprint of model, element type, shapes (`kv_layout::fingerprint`).
+  /// Fingerprint of the meaning of the chunks' bytes: of model, element type and shapes
+  /// (`kv_layout::fingerprint`).
   std::uint64_t layout = 0;
   tiering::other_layout on_other_layout = tiering::other_layout::refuse;
-  /// With a key, at once. Set it to at least the buffer's: the buffer takes more chunks than this, but those
-  /// are not kept, and `persist` is refused.
+  /// Chunks with a key at once. Set it to at least the buffer's `max_chunks`: a buffer accepts more chunks,
+  /// but the index does not keep those, and `persist` is refused.
   std::uint32_t max_chunks = 4096;
 };
 
-/// The outcome for what an earlier process left.
+/// The outcome for the contents that an earlier process left.
 struct tier_recovery {
-  bool is_new = false;          ///< there was no file
-  bool started_over = false;    ///< it was of another layout, and starts again empty
-  bool header_damaged = false;  ///< unreadable; the file starts again empty
+  bool is_new = false;          ///< no file existed
+  bool started_over = false;    ///< the file was of another layout, and starts again empty
+  bool header_damaged = false;  ///< the header is unreadable; the file starts again empty
   bool index_missing = false;   ///< its index was absent, or empty; the file starts again empty
   index_recovery index{};
   std::uint64_t kept = 0;        ///< chunks restored
@@ -76,14 +77,14 @@ struct tier_recovery {
 ///     log(disk.recovery().message());
 ///     if (auto block = buffer.find(key)) ...  // written by an earlier process
 ///
-/// - **Bounded.** The file is 64 KiB longer than the budget, the index as `chunk_index` says.
+/// - **Bounded.** The file is 64 KiB longer than the budget; `chunk_index` bounds the index.
 /// - **Refused**: a file that another process has open as a tier, another kind of file, and one of another
 ///   layout.
-/// - **Given up, and reported** (`recovery()`): what the index cannot prove, and what no longer fits. Reads
-///   verify the checksum of bytes.
-/// - **After a kill of the process** every chunk is there again whose store had ended and been noted by a
-///   call of the buffer (`progress`, `flush`); a chunk that was being overwritten is not. A loss of power may
-///   lose what was written since the last `sync`; `tiered_buffer::persist` ends with one.
+/// - **Given up, and reported** (`recovery()`): chunks that the index cannot prove, and chunks that no longer
+///   fit. Reads verify the checksum of the bytes.
+/// - **After the process was killed**, the next one finds every chunk whose store had ended and been noted by
+///   a call of the buffer (`progress`, `flush`), and no chunk that was being overwritten. A loss of power may
+///   lose writes since the last `sync`; `tiered_buffer::persist` ends with one.
 ///
 /// The space is one range, for one tier.
 ///
@@ -113,7 +114,7 @@ class persistent_file_space : public file_space<Engine> {
 
   persistent_file_space(const persistent_file_space&) = delete;
   persistent_file_space& operator=(const persistent_file_space&) = delete;
-  /// Lets the next process lock the file at once, unless a request was never answered.
+  /// Unlocks the file for the next process at once, unless the engine never completed a request.
   ~persistent_file_space() {
     if (this->queue().stats().lost == 0) this->file().unlock_at_end();
   }
@@ -136,16 +137,16 @@ class persistent_file_space : public file_space<Engine> {
   /// Keeps the contents.
   void deallocate(range_type) noexcept { is_given_ = false; }
 
-  /// Drawn when the file was created: files next to it show by this number that they belong to it.
+  /// A number drawn when the file was created, by which files next to it show that they belong to it.
   [[nodiscard]] const chunk_key& file_id() const noexcept { return file_id_; }
   [[nodiscard]] chunk_index& index() noexcept { return *index_; }
   [[nodiscard]] const chunk_index& index() const noexcept { return *index_; }
   [[nodiscard]] const tier_recovery& recovery() const noexcept { return recovery_; }
   [[nodiscard]] tier_recovery& recovery() noexcept { return recovery_; }
 
-  /// Returns after the device has the chunks' bytes, and then their index. After one failed sync of the bytes
-  /// every later call is refused, because the system may have dropped any of them, and does not report this
-  /// again.
+  /// Returns when the device has the chunks' bytes, and then their index. After one failed sync of the bytes,
+  /// every later call is refused, because the system may have dropped any of those bytes and reports this
+  /// only once.
   result<void> sync() {
     const result<void> data = this->file().sync();
     return data ? index_->sync() : data;
@@ -154,7 +155,7 @@ class persistent_file_space : public file_space<Engine> {
  private:
   static constexpr std::size_t header_bytes = 48;
   static constexpr std::uint64_t range_alignment =
-      65536;  // of its place in the file: tiers of coarse granularity
+      65536;  // the range's offset in the file, aligned for tiers of coarse granularity
   static constexpr std::uint64_t mark = 0x7265'6974'6D6C'6C6D;
   static constexpr std::uint64_t version = 1;
   using header = std::array<std::byte, header_bytes>;

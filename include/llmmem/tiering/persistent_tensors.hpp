@@ -1,5 +1,5 @@
 /// @file
-/// `persistent_tensors`: tensors with names that a later process finds again, in a tier's file.
+/// `persistent_tensors`: named tensors in a tier's file that a later process finds again.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -24,13 +24,13 @@ inline namespace v0 {
 
 /// The outcome for the tensors that an earlier process kept.
 struct persistent_recovery {
-  bool is_new = false;         ///< nothing was kept under that name
-  bool started_over = false;   ///< other tensors were kept, and are given up
-  bool table_damaged = false;  ///< the table is unreadable; all were given up
-  bool other_file = false;     ///< the table belongs to another tier's file: all was given up
+  bool is_new = false;         ///< nothing was kept under the set's name
+  bool started_over = false;   ///< other tensors were kept and are now given up
+  bool table_damaged = false;  ///< the table is unreadable; all tensors were given up
+  bool other_file = false;     ///< the table belongs to another tier's file: all tensors were given up
   std::uint32_t kept = 0;      ///< tensors with all of their contents
   std::uint32_t empty = 0;     ///< tensors without contents, or with only some, at the last `persist`
-  /// Tensors that were persisted and are not all there: the earlier process was overwriting them when it
+  /// Tensors that were persisted and are now incomplete: the earlier process was overwriting them when it
   /// ended, they are damaged, or the tier gave them up (`persistent_file_space::recovery`).
   std::vector<tensor_id> missing{};
   std::string first_missing{};  ///< the name of the first missing tensor
@@ -46,32 +46,32 @@ struct persistent_recovery {
 ///     persistent_file_space<> disk("weights.tier", {.space = {.budget = 64 << 30}, .layout = fingerprint});
 ///     tiered_buffer<host_space, persistent_file_space<>> buffer({}, {host, 8 << 30}, {disk, 64 << 30});
 ///     persistent_tensors weights(buffer, disk, "weights", tensor_names(names), map_to_chunks(sizes));
-///     log(weights.recovery().message());  // "296 tensors are there again"
+///     log(weights.recovery().message());  // "296 tensors were restored"
 ///     for (const tensor_id each : weights.without_contents()) convert(each);
 ///     weights.persist().value();
 ///
-/// - **Kept contents** are those of the last `persist`, or what was stored of them since. A tensor first
-///   written after it has no contents in the next process.
-/// - **Each tensor is kept separately**: of tensors that change in place, some return newer than others.
-///   State that must be of one step goes alternately into two sets, each with a tensor that the program
+/// - **Kept contents** are those of the last `persist`, or newer bytes that the tier has stored since. A
+///   tensor first written after the last `persist` has no contents in the next process.
+/// - **Each tensor is kept separately**: of tensors that change in place, some come back newer than others.
+///   Keep state that must be of one step alternately in two sets, each with a tensor that the program
 ///   discards before the set changes and writes last (docs/tiered_tensors.md).
 /// - **Three cases are distinguished**: tensors that were persisted and are missing (`recovery().missing`),
-///   tensors that never were, and other tensors than these under the same name: refused with the first
-///   difference, or given up (`other_layout::start_over`).
+///   tensors that never were persisted, and other tensors under the same name. The last are refused with the
+///   first difference, or given up (`other_layout::start_over`).
 /// - **The table.** Names, places, and which parts have contents are in `<tier's file>.<set>.tensors`, which
-///   belongs to that file: move and copy both. It is replaced as a whole, by `persist` if it differs, by a
-///   `discard` of a persisted tensor, and when some of it is found missing.
-/// - Everything else is as with `tiered_tensors`. The chunks belong to the buffer, and stay there after the
-///   tensors end, while it lives; tensors opened again in the same process are also as of the last `persist`.
+///   belongs to that file: move and copy both. The table is replaced as a whole: by `persist` if it differs,
+///   by a `discard` of a persisted tensor, and when a tensor is found missing.
+/// - Everything else is as with `tiered_tensors`. The chunks belong to the buffer, and outlive the tensors.
+///   Tensors opened again in the same process also have the contents of the last `persist`.
 ///
 /// @tparam Buffer  a `tiered_buffer` whose last tier is a `persistent_file_space`.
 /// @par Complexity      as `tiered_tensors`. Opening and `persist` allocate, and are O(tensors + chunks);
 ///                      opening without a table also O(most chunks in the tier's index).
 /// @par Thread safety   as the buffer.
-/// @par Errors          the constructor throws `argument_error` for other tensors than those that were kept,
-///                      a set's name that cannot be part of a file's name, and a number of names that differs
-///                      from the number of tensors; `io_error` for a table that cannot be read; and what
-///                      `create` refuses. All other errors are values.
+/// @par Errors          the constructor throws `argument_error` for tensors that differ from those that were
+///                      kept, a set's name that cannot be part of a file's name, and a number of names that
+///                      differs from the number of tensors; `io_error` for a table that cannot be read; and
+///                      what `create` refuses. All other errors are values.
 template <class Buffer>
 class persistent_tensors : private tiered_tensors<Buffer> {
   using base = tiered_tensors<Buffer>;
@@ -131,15 +131,14 @@ class persistent_tensors : private tiered_tensors<Buffer> {
   /// @}
 
   /// @name Keeping
-  /// @{
-  /// Returns what was found when the tensors were opened, and what `check_kept` has found missing since.
+  /// @{ Returns the outcome of opening the tensors, with those that `check_kept` has found missing since.
   [[nodiscard]] const persistent_recovery& recovery() const noexcept { return recovery_; }
   /// Returns the tensors without all of their contents: the program must compute or read these again.
   [[nodiscard]] std::vector<tensor_id> without_contents() const;
-  /// Calls the buffer's `persist`, for everything in it, and then writes the table. From then on neither a
-  /// crash nor a loss of power loses the tensors' present contents, until they are written again.
-  /// `errc::chunk_leased` while any tensor is written, or anything in a shared chunk is leased; the table is
-  /// then as it was.
+  /// Calls the buffer's `persist`, which covers everything in the buffer, and then writes the table. From
+  /// then on neither a crash nor a loss of power loses the tensors' present contents, until they are written
+  /// again. `errc::chunk_leased` while any tensor is written, or anything in a shared chunk is leased; the
+  /// table is then as it was.
   result<void> persist();
   /// Reads each chunk that only the last tier has, discards all parts of the tensors with contents in a
   /// damaged chunk, and returns how many. They join `recovery().missing`. The buffer's own `check_kept`
@@ -147,7 +146,8 @@ class persistent_tensors : private tiered_tensors<Buffer> {
   result<std::uint64_t> check_kept();
   /// @}
 
-  /// In addition to the base's: a part in the table whose contents are missing without a report.
+  /// As the base's, and also reports a part that the table has although its contents are missing and
+  /// `recovery()` does not say so.
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:

@@ -1,5 +1,6 @@
 /// @file
-/// A plan: what to move when, as plain data that a runner follows by the index of the event it has reached.
+/// A plan says what to move and when: plain data that a runner follows by the index of the event it has
+/// reached.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,10 +20,10 @@ inline namespace v0 {
 enum class plan_operation : std::uint8_t {
   fetch,  ///< copies `from` = `to` + 1 to `to`: takes its space when it starts; the source keeps its copy
   write_back,  ///< copies `from` to `to` = `from` + 1, and takes space there if there is no copy yet; for
-               ///< clean contents it is a waste, not an error
-  drop,        ///< frees the copy in `from` when no transfer reads it; another copy is as new, or the
-               ///< contents are no longer needed
-  allocate,    ///< takes space in tier 0 for contents that the program is about to write
+               ///< clean contents this is wasted work, not an error
+  drop,  ///< frees the copy in `from` once no transfer reads it; another copy is as new, or the contents are
+         ///< no longer needed
+  allocate,  ///< takes space in tier 0 for contents that the program is about to write
 };
 
 /// When the runner issues a step, relative to event `at_event`.
@@ -55,12 +56,12 @@ struct plan_step {
   friend constexpr bool operator==(const plan_step&, const plan_step&) noexcept = default;
 };
 
-/// Where a chunk has a copy, in addition to that in the last tier, when an iteration begins.
+/// A copy of a chunk at the beginning of an iteration, in addition to the one in the last tier.
 struct plan_placement {
   chunk_id chunk{};
   std::uint8_t tier = 0;
   bool newest = true;  ///< false: an outdated copy that only holds its place
-  bool home = true;    ///< whether the last tier's copy is as new; false: perhaps not
+  bool home = true;    ///< the last tier's copy is as new; false: it may be older
 
   friend constexpr bool operator==(const plan_placement&, const plan_placement&) noexcept = default;
 };
@@ -79,7 +80,7 @@ struct plan_forecast {
   friend bool operator==(const plan_forecast&, const plan_forecast&) noexcept = default;
 };
 
-/// The least that any plan needs: see schedule/bounds.hpp for the proofs.
+/// The minimum that any plan needs: see schedule/bounds.hpp for the proofs.
 struct plan_bound {
   std::uint64_t stall_ns = 0;
   std::vector<link_flow> edges{};  ///< bytes; the operations are a bound, too
@@ -90,7 +91,7 @@ struct plan_bound {
   friend bool operator==(const plan_bound&, const plan_bound&) noexcept = default;
 };
 
-/// How much a plan exceeds the bound; 0 proves the plan optimal.
+/// The excess of a plan over the bound; 0 proves the plan optimal.
 struct plan_regret {
   std::uint64_t stall_ns = 0;
   std::uint64_t bytes = 0;  ///< over the edge below tier 0, both ways
@@ -112,12 +113,13 @@ struct plan_iteration {
   friend bool operator==(const plan_iteration&, const plan_iteration&) noexcept = default;
 };
 
-/// A whole plan: the first iteration, from a machine with all chunks in the last tier only, and the iteration
-/// that is repeated from then on. Both end in the state that `start` describes, and the steady one begins
-/// with it: transfers that an iteration has issued and not finished count as done there, and carry over.
+/// A complete plan: the first iteration, from a machine with all chunks in the last tier only, and the steady
+/// iteration that repeats from then on. Both end in the state that `start` describes, and the steady one
+/// begins with it. Transfers that an iteration has issued and not finished count as done in `start`, and
+/// carry over.
 ///
-/// Made by a planner (schedule/planners.hpp), executed in virtual time by `simulate` (schedule/simulate.hpp),
-/// written and read by schedule/plan_text.hpp.
+/// A planner makes it (schedule/planners.hpp), `simulate` executes it in virtual time
+/// (schedule/simulate.hpp), and schedule/plan_text.hpp writes and reads it.
 ///
 /// @par Thread safety   a plain value.
 struct schedule_plan {

@@ -17,7 +17,7 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The names of tensors, one each, by their number in a `chunk_mapping`.
+/// The names of tensors: one for each tensor, in the order of a `chunk_mapping`.
 ///
 ///     const tensor_names names({"wte", "wpe", "h.0.attn.w"});
 ///     weights.read(*names.find("wpe"));
@@ -55,7 +55,7 @@ class tensor_names {
     const std::uint32_t found = places_[place_of(name)];
     return found == none ? std::nullopt : std::optional(tensor_id{found});
   }
-  /// @pre it is one of these tensors.
+  /// @pre `tensor` is one of these tensors.
   [[nodiscard]] const std::string& operator[](tensor_id tensor) const noexcept {
     return names_[to_index(tensor)];
   }
@@ -71,7 +71,7 @@ class tensor_names {
  private:
   static constexpr std::uint32_t none = ~std::uint32_t{0};
 
-  /// Returns where the name is in the table, or would be: half of the table is free.
+  /// Returns the name's place in the table, or the free place for it; half of the table is always free.
   [[nodiscard]] std::size_t place_of(std::string_view name) const noexcept {
     std::uint64_t hash = 0xCBF2'9CE4'8422'2325ULL;  // FNV-1a
     for (const char each : name)

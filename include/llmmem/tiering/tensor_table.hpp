@@ -26,7 +26,7 @@ struct tensor_table {
   std::vector<tensor_part> parts{};         ///< of all tensors
   std::vector<std::uint8_t> filled{};       ///< by part: 1 if it has contents
 
-  /// Returns a table of these tensors, without contents. @pre as many names as tensors.
+  /// Returns a table of these tensors, without contents. @pre there are as many names as tensors.
   [[nodiscard]] static tensor_table of(const chunk_key& file_id, const tensor_names& names,
                                        const chunk_mapping& mapping);
   [[nodiscard]] std::uint32_t tensors() const noexcept { return static_cast<std::uint32_t>(names.size()); }
@@ -36,8 +36,8 @@ struct tensor_table {
   }
 };
 
-/// Returns the first difference of two tables in names, sizes or places, for an error text: what `now` has,
-/// and what `kept` had. Empty if they are equal.
+/// Returns the first difference of two tables in names, sizes or places, for an error text: the value of
+/// `now` and that of `kept`. Empty if they are equal.
 [[nodiscard]] std::string first_difference(const tensor_table& kept, const tensor_table& now);
 
 namespace tiering {
@@ -53,12 +53,12 @@ enum class table_state : std::uint8_t {
 
 using table_state [[deprecated("its name is tiering::table_state")]] = tiering::table_state;
 
-/// Reads the table in a file. Bytes from there must match a CRC-32C, and describe a possible table.
-/// @throws io_error  when the file cannot be read, is another kind of file, or of another version.
+/// Reads the table in a file. The bytes must match their CRC-32C and describe a possible table.
+/// @throws io_error  if the file cannot be read, is another kind of file, or has another version.
 [[nodiscard]] tiering::table_state read_tensor_table(const std::string& path, tensor_table& into);
 
-/// Replaces the file's table, and returns after the new one is on the device. A reader of the file, at any
-/// time and after any crash, finds one of the two. `errc::not_opened`, `errc::write_failed` and
+/// Replaces the file's table, and returns when the new one is on the device. A reader of the file, at any
+/// time and after any crash, finds one of the two tables. `errc::not_opened`, `errc::write_failed` and
 /// `errc::sync_failed`; except for the last, the file is then as it was.
 result<void> write_tensor_table(const std::string& path, const tensor_table& table);
 

@@ -23,31 +23,33 @@ concept write_policy = requires(std::uint32_t uses) {
   { W::writes_at(uses) } noexcept -> std::same_as<bool>;
 };
 
-/// When the copy must leave, or is flushed: bytes that are overwritten before that never move.
+/// Bytes move when the copy must leave, or is flushed: bytes that are overwritten before that never move.
 struct write_back {
   /// Whether a copy moves down when its lease ends, if the chunk has been leased `uses` times.
   [[nodiscard]] static constexpr bool writes_at(std::uint32_t) noexcept { return false; }
 };
 
-/// When a lease that wrote ends: a copy that must leave is clean by then.
+/// Bytes move when the lease that wrote them ends: a copy that must leave is clean by then.
 struct write_through {
   [[nodiscard]] static constexpr bool writes_at(std::uint32_t) noexcept { return true; }
 };
 
-/// As `write_through` from the n-th lease of a chunk on, because a chunk used once is not worth the write.
+/// As `write_through` from the n-th lease of a chunk on, because a chunk that is used once does not repay the
+/// write.
 template <std::uint32_t N>
 struct write_through_selective {
   [[nodiscard]] static constexpr bool writes_at(std::uint32_t uses) noexcept { return uses >= N; }
 };
 
-/// As `Write`, and clean copies are *demoted* when another chunk needs their space here, or they are evicted:
-/// if the next tier has lost its copy and would admit it, the chunk is stored there in full before it leaves.
-/// The next tier is then a victim cache: it has the chunks last used in this tier, so that no lease looks for
-/// them further down. For links that are much faster than those below them.
+/// As `Write`, and clean copies are *demoted* when another chunk needs their space here, or when they are
+/// evicted. If the next tier has lost its copy and would admit it, the chunk is stored there in full before
+/// it leaves. The next tier is then a victim cache: it has the chunks last used in this tier, so leases find
+/// them there and not further down. For links that are much faster than those below them.
 ///
 /// A demotion never waits for space: the next tier gives it free space, or the space of clean copies. If that
-/// does not suffice, or the store fails, the copy is dropped, as it always can be. Above the last tier, which
-/// has all clean contents, it changes nothing; nor does it change the `drop` of a plan.
+/// does not suffice, or the store fails, the copy is dropped, which loses nothing because it is clean.
+/// Directly above the last tier, which has all clean contents, the policy changes nothing; it does not change
+/// the `drop` of a plan either.
 ///
 /// Source: Wong and Wilkes, "My cache or yours? Making storage more exclusive", USENIX ATC 2002, for DEMOTE.
 template <write_policy Write = write_back>
@@ -63,17 +65,18 @@ static_assert(write_policy<write_back> && write_policy<write_through> &&
 
 /// A tier. A bare space means `tier<Space>`.
 ///
-/// @tparam Space     where its bytes live; also the queue of copies within it.
+/// @tparam Space     where its bytes are stored; also the queue of copies within it.
 /// @tparam Eviction  which copy leaves when it is full. Unused in the last tier, where every chunk has its
 ///                   place.
 /// @tparam Write     when bytes written here move down.
 /// @tparam Codec     the form in which chunks are stored here. Only the last tier can have one, and the host
 ///                   must be able to access the tier above it. Encoding and decoding run on the calling
 ///                   thread, in staging memory that the constructor takes from that tier's budget.
-/// @tparam Admission which passing chunks stay here. Asked of middle tiers only, once for each passage: when
-/// a chunk comes up through the tier, or down without having come up since it was last asked, and the tier
-/// has no copy of it. A refused chunk has its space while it passes: the copy leaves as soon as the next tier
-/// has all of it. On its way down it continues without a further call, as if written through.
+/// @tparam Admission which passing chunks stay here. Only middle tiers ask it, once for each passage of a
+///         chunk that has no copy in the tier: when it comes up, or goes down without having come up since
+///         the last question. A refused chunk has its space while it passes: the copy leaves as soon as the
+///         next tier has all of it. On its way down it continues without a further call, as if written
+///         through.
 template <memory_space Space, eviction_policy Eviction = lru_eviction, write_policy Write = write_back,
           codec Codec = identity_codec, admission_policy Admission = admit_all>
   requires copy_queue<Space, Space>
@@ -137,26 +140,28 @@ template <class Space>
 
 }  // namespace detail
 
-/// The space of a tier, and how much of it the tier may take.
+/// The space of a tier, and the bytes that the tier may take of it.
 template <memory_space Space>
 struct tier_place {
   Space* space = nullptr;
   std::uint64_t budget = 0;          ///< bytes, resident and in flight together
   std::uint64_t granularity = 4096;  ///< chunks begin at, and take, multiples of this
-  /// Chunks and gaps it can account for, some 94 bytes each; 0: as many as `max_chunks` can require.
+  /// Chunks and gaps that it can account for, at some 94 bytes of memory each; 0: as many as `max_chunks` can
+  /// require.
   std::uint32_t max_pieces = 0;
 
   tier_place(Space& where, std::uint64_t bytes, std::uint64_t unit = 4096) noexcept
       : space(&where), budget(bytes), granularity(unit) {}
 
-  /// The compiler rejects another space than the tier's with a sentence.
+  /// Rejects any other space than the tier's, with a sentence from the compiler.
   template <class Other>
     requires(!std::derived_from<Other, Space>)
   tier_place(Other& /*where*/, std::uint64_t /*bytes*/, std::uint64_t /*unit*/ = 4096) noexcept {
     static_assert(
         sizeof(Other) == 0,
-        "this place is of another space than its tier: give a tiered_buffer its places in the order of its "
-        "tiers, as in tiered_buffer<host_space, file_space<>> buffer({}, {host, bytes}, {file, bytes})");
+        "this place names a space of another type than its tier's: give a tiered_buffer its places in the "
+        "order of its tiers, as in tiered_buffer<host_space, file_space<>> buffer({}, {host, bytes}, "
+        "{file, bytes})");
   }
 };
 

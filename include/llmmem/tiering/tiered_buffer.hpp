@@ -26,13 +26,11 @@ inline namespace v0 {
 
 /// Chunks of bytes of any size, in tiers of spaces, fastest first.
 ///
-///     host_space host({.budget = 64 << 20});
-///     file_space<uring_io> disk("state", {.budget = 1 << 30});
-///     tiered_buffer<host_space, file_space<uring_io>> buffer({}, {host, 64 << 20}, {disk, 1 << 30});
-///     const chunk_handle weights = buffer.create(bytes).value();
-///     fill(buffer.write(weights).value().span());     // replaces all contents: nothing is brought in
-///     buffer.prefetch(other).value();                 // moves while we compute
-///     auto seen = buffer.read(weights).value();       // waits until it is in tier 0, and holds it there
+///     host_space host({.budget = 64 << 20}); file_space<uring_io> disk("state", {.budget = 1 << 30});
+///     tiered_buffer<host_space, file_space<uring_io>> buffer({}, {host, 64 << 20}, {disk, 1 << 30}); const
+///     chunk_handle weights = buffer.create(bytes).value(); fill(buffer.write(weights).value().span()); //
+///     replaces all contents, so nothing is brought in buffer.prefetch(other).value(); // moves while we
+///     compute auto seen = buffer.read(weights).value(); // waits until it is in tier 0, and holds it there
 ///
 /// - **A lease** pins its chunk in tier 0 at one address. A chunk has any number of `read` leases, or one
 ///   `write` or `update`.
@@ -41,11 +39,11 @@ inline namespace v0 {
 /// - **Dirty bytes.** A lease that writes marks its range. When the copy moves down, only those bytes move,
 ///   rounded to the granularity of the tier below. A clean copy that must leave is dropped.
 /// - **Budgets are hard**: each tier is one range of its space, allocated by best fit; a transfer takes its
-///   space before it begins. A request that does not fit returns `errc::out_of_bytes` with the shortage, and
-///   changes nothing.
+///   space before it begins. A request that does not fit returns `errc::out_of_bytes` with the missing bytes,
+///   and changes nothing.
 /// - **Bytes that leave memory** (a space with `leaves_memory`) are verified with CRC-32C when they return:
 ///   `errc::checksum_differs`, never wrong bytes.
-/// - **Clones** are copied on write: until one of them changes they share every copy and place.
+/// - **Clones** are copied on write: until one of them changes, they share every copy and place.
 /// - **Rings** between tiers that the host cannot access: `tiered_options`. **Codecs**: `tier`.
 /// - **A failure loses nothing.** The buffer drops a copy only after the tier below has all of it. A write
 ///   that fails leaves the copy above dirty and in its place; the buffer tries again when it next needs the
@@ -55,7 +53,8 @@ inline namespace v0 {
 ///
 /// @tparam Traits  see `tiered_traits`.
 /// @tparam Tiers   at least two: spaces, or `tier<Space, Eviction, Write, Codec, Admission>`
-/// @par Complexity      a lease of a resident chunk O(1), or as its policy's `pin`; construction allocates.
+/// @par Complexity      a lease of a resident chunk O(1), or the cost of its policy's `pin`; only
+///                      construction allocates.
 /// @par Thread safety   one thread at a time; the lease holder may share leased memory between threads.
 /// @par Errors          the constructor throws `out_of_memory` if a tier's space lacks its budget, or the
 ///                      first tier has less than `largest_lease_bytes`, and `argument_error` for options that
@@ -74,7 +73,8 @@ class basic_tiered_buffer {
   static constexpr std::size_t tiers = sizeof...(Tiers);
   template <std::size_t Index>
   using space_type = typename std::tuple_element_t<Index, std::tuple<Tiers...>>::space_type;
-  /// Whether contents in the last tier can become chunks: that tier stores them unencoded, in one range.
+  /// Whether `adopt` can make chunks of contents in the last tier: that tier must store them unencoded, in
+  /// one range.
   static constexpr bool adopts = !parts::encodes && !detail::never_fragments<space_type<tiers - 1>>();
   /// Whether chunks may have keys, and outlive the process.
   static constexpr bool persists_chunks = detail::persists_chunks<space_type<tiers - 1>>();
@@ -115,17 +115,17 @@ class basic_tiered_buffer {
   /// every copy, their place and the transfer in flight, until one is written, updated, resized or discarded.
   /// That one *parts*: it first takes its own place in the last tier (`errc::out_of_bytes` if there is none).
   /// `write` and `discard` part without copying a byte; `update` and `resize` bring the shared contents up to
-  /// tier 0 and copy them there, where both stay for a while; the chunk that parts is then all dirty. A
-  /// refused parting leaves both as they were; the last sharer changes in place. A lease of one blocks no
-  /// call on another except `evict`: movement, hints and the count of leases for write policies concern the
-  /// shared contents, `remove` does not. `errc::table_full` beyond `max_chunks`, `errc::chunk_leased` while
-  /// the chunk is being written.
+  /// tier 0 and copy them there, where both stay for a while; the chunk that parts is then all dirty. If
+  /// parting is refused, both stay as they were. The last sharer changes in place. A lease of one blocks only
+  /// `evict` of the others. Movement, hints and the count of leases for write policies apply to the shared
+  /// contents, `remove` to one sharer. `errc::table_full` beyond `max_chunks`, `errc::chunk_leased` while the
+  /// chunk is being written.
   result<chunk_handle> clone(chunk_handle chunk) { return parts_.desk.clone(chunk); }
-  /// Makes a chunk of contents that the last tier already has, `offset` bytes into its range: a tensor in a
-  /// model's file (`model_file_space`). Other chunks use the space there that adopted chunks leave. With
-  /// `checksum`, CRC-32C, each transfer from there verifies them. `errc::place_taken` if another chunk is
-  /// there, with the bytes; `errc::past_the_bytes`; `errc::bad_granularity` for an offset that is no multiple
-  /// of the tier's.
+  /// Makes a chunk of contents that the last tier already has, `offset` bytes into its range, such as a
+  /// tensor in a model's file (`model_file_space`). Other chunks use the space between adopted chunks. With
+  /// `checksum`, a CRC-32C, each transfer from there verifies the contents. `errc::place_taken` if another
+  /// chunk has any of these bytes; `errc::past_the_bytes`; `errc::bad_granularity` for an offset that is not
+  /// a multiple of the tier's granularity.
   result<chunk_handle> adopt(std::uint64_t offset, std::uint64_t bytes,
                              std::optional<std::uint32_t> checksum = {})
     requires(adopts)
@@ -134,12 +134,12 @@ class basic_tiered_buffer {
   }
   /// Ends a chunk. `errc::chunk_leased` while it is leased.
   result<void> remove(chunk_handle chunk) { return parts_.desk.remove(chunk); }
-  /// Gives the chunk another size. Contents stay up to the smaller of both; bytes after those are
-  /// unspecified. A chunk with contents comes up to tier 0 for this, has two places there meanwhile, and is
-  /// all dirty afterwards. Waits. `errc::chunk_leased`, and what `create` and `read` refuse; the chunk is
-  /// then as it was.
+  /// Gives the chunk another size. Contents up to the smaller size stay; bytes after those are unspecified. A
+  /// chunk with contents comes up to tier 0 for this, has two places there meanwhile, and is all dirty
+  /// afterwards. Waits. `errc::chunk_leased`, and what `create` and `read` refuse; the chunk is then as it
+  /// was.
   result<void> resize(chunk_handle chunk, std::uint64_t bytes) { return parts_.desk.resize(chunk, bytes); }
-  /// Discards the contents: the buffer no longer moves any of them. The next lease is a `write`.
+  /// Discards the contents: the buffer no longer moves them. The next lease must be a `write`.
   result<void> discard(chunk_handle chunk) { return parts_.desk.discard(chunk); }
   [[nodiscard]] result<std::uint64_t> bytes(chunk_handle chunk) const noexcept {
     return parts_.desk.bytes(chunk);
@@ -147,13 +147,13 @@ class basic_tiered_buffer {
   /// Returns how often the contents of any chunk may have changed: by `create`, a lease that writes,
   /// `resize`, `discard`.
   [[nodiscard]] std::uint64_t changes() const noexcept { return parts_.chunks.changes(); }
-  /// Returns the value of `changes()` after this chunk's last change: the contents are the same while it is
-  /// equal.
+  /// Returns the value of `changes()` after this chunk's last change. While this value stays equal, so do the
+  /// contents.
   [[nodiscard]] result<std::uint64_t> last_change(chunk_handle chunk) const noexcept {
     return parts_.desk.last_change(chunk);
   }
-  /// Identifies the buffer of that count: a number that no other buffer of the process has, except with
-  /// probability 2^-64.
+  /// Returns a number that identifies this buffer's count: another buffer of the process has the same one
+  /// with probability 2^-64.
   [[nodiscard]] std::uint64_t identity() const noexcept { return parts_.chunks.identity(); }
   /// Returns the tier of the newest copy. `errc::no_contents`.
   [[nodiscard]] result<std::size_t> tier_of(chunk_handle chunk) const noexcept {
@@ -185,8 +185,8 @@ class basic_tiered_buffer {
   /// @}
 
   /// @name Movement
-  /// @{
-  /// Begins to bring a chunk up. `background_failure()` reports what fails then; the next lease tries again.
+  /// @{ Begins to bring a chunk up. `background_failure()` reports a later failure; the next lease tries
+  /// again.
   result<void> prefetch(chunk_handle chunk) { return parts_.desk.prefetch(chunk); }
   /// Makes the chunk leave tier 0; writes it back first if it is dirty. Waits for space in the tier below,
   /// not for the write. `errc::chunk_leased`.
@@ -195,28 +195,27 @@ class basic_tiered_buffer {
   result<void> flush(chunk_handle chunk) { return parts_.desk.flush(chunk); }
   /// The same for all chunks; continues after a failure, and returns the first.
   result<void> flush() { return parts_.mover.flush(); }
-  /// Notes which transfers have arrived, and begins what waited for them. Never waits.
+  /// Notes which transfers have arrived, and begins the transfers that waited for them. Never waits.
   void progress() { parts_.mover.progress(); }
-  /// Executes one step of a plan (`prefetch_schedule`), of one hop: `fetch` to `tier` from the tier below,
-  /// `write_back` from `tier`, `drop` of its copy, which it writes back first if dirty. Never waits. Evicts
-  /// only if free space and the space of copies that are leaving do not suffice.
+  /// Executes one step of a plan (`prefetch_schedule`) over one hop: a `fetch` to `tier` from the tier below,
+  /// a `write_back` from `tier`, or a `drop` of the copy in `tier`, which is written back first if dirty.
+  /// Never waits. Evicts only if free space and the space of copies that are leaving do not suffice.
   tiering::step_outcome execute(chunk_handle chunk, plan_operation operation, std::size_t tier) {
     return parts_.desk.execute(chunk, operation, tier);
   }
   /// Returns what stood in the way of the last `execute` that was not done.
   [[nodiscard]] tiering::step_blocker step_blocker() const noexcept { return parts_.mover.step_blocker(); }
-  /// Informs the tiers' policies when the chunk is next leased, in any count that grows (`access_hint`).
+  /// Informs the tiers' policies when the chunk is next leased, in the unit of any growing count
+  /// (`access_hint`).
   result<void> expect(chunk_handle chunk, std::uint64_t next_use) noexcept {
     return parts_.desk.expect(chunk, next_use);
   }
   /// @}
 
-  /// @name Keys
-  /// Over a `persistent_file_space`, chunks with a key outlive the process, in the state that the last tier
-  /// had.
-  /// @{
-  /// Creates a chunk that a later process finds by its key. `errc::key_taken`; `errc::table_full`: of the
-  /// index.
+  /// @name Keys Over a `persistent_file_space`, chunks with a key outlive the process, with the contents that
+  /// the last tier had.
+  /// @{ Creates a chunk that a later process finds by its key. `errc::key_taken`; `errc::table_full` if the
+  /// index is full.
   result<chunk_handle> create(std::uint64_t bytes, const chunk_key& key)
     requires(persists_chunks)
   {
@@ -228,8 +227,8 @@ class basic_tiered_buffer {
   {
     return parts_.keys.find(key);
   }
-  /// Flushes, and then makes the contents durable: neither a crash nor a loss of power loses them. Returns
-  /// the first failure.
+  /// Flushes all chunks, and then makes the contents durable: neither a crash nor a loss of power loses them.
+  /// Returns the first failure.
   result<void> persist()
     requires(persists_chunks)
   {
@@ -245,7 +244,7 @@ class basic_tiered_buffer {
   /// @}
 
   [[nodiscard]] stats_type stats() const { return parts_.stats(); }
-  /// Returns what a chunk of `bytes` takes of any tier, at most: rounded to that tier's granularity.
+  /// Returns the most bytes that a chunk of `bytes` takes of any tier, which rounds it to its granularity.
   [[nodiscard]] std::uint64_t rounded_bytes(std::uint64_t bytes) const noexcept {
     return parts_.stack.rounded_bytes(bytes);
   }

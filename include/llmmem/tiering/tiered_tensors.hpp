@@ -73,27 +73,28 @@ struct tiered_tensors_stats {
 /// - **A lease** is of one part of a tensor: of the whole tensor, if it has one part. Its bytes keep their
 ///   address until it ends. A part has any number of `read` leases, or one `write` or `update`.
 /// - **Tensors that share a chunk do not block each other**: a program may read one while it writes another,
-///   in any number, order and mode. The chunk is leased once, for as long as any of them is, and exclusively:
-///   a first lease waits for the chunk's own write-back, if one is in flight, although it only reads, and no
-///   other call can flush, evict, clone or write through the chunk meanwhile.
-/// - **Only bytes that a lease may change are dirty**, regardless of what shares the chunk. A `write` keeps
-///   the neighbours' contents and so brings the chunk in, unless no neighbour has any: then it brings in
+///   in any number, order and mode. The tensors lease the chunk once, exclusively, for as long as any of them
+///   is leased. So a first lease waits for a write-back of the chunk that is in flight, even if the lease
+///   only reads, and no other call can flush, evict, clone or write through the chunk meanwhile.
+/// - **Only bytes that a lease may change are dirty**, also in a shared chunk. A `write` keeps the
+///   neighbours' contents and therefore brings the chunk in. If no neighbour has contents, it brings in
 ///   nothing, and all of the chunk is dirty.
 /// - **Contents** belong to a tensor: one that was never written, or was discarded, returns
 ///   `errc::no_contents` although its chunk has some. The chunk's contents are discarded with those of its
 ///   last tensor.
-/// - **Movement** is of chunks: a call that prefetches, evicts or flushes a tensor does so to its neighbours.
+/// - **Movement** is of chunks: a call that prefetches, evicts or flushes a tensor does so to its neighbours
+///   as well.
 ///
-/// The object owns its chunks, and removes them when it ends; `persistent_tensors` are there again in the
-/// next process. The program may use other chunks of the same buffer.
+/// The object owns its chunks, and removes them when it ends; the next process finds `persistent_tensors`
+/// again. The program may use other chunks of the same buffer.
 ///
 /// @tparam Buffer  a `chunk_store`: a `tiered_buffer`, or a `prefetch_schedule` over one.
 /// @par Complexity      a lease O(1) in addition to the buffer's own. No allocation after construction.
 /// @par Thread safety   as the buffer: one thread at a time; the lease holder may share leased memory between
 ///                      threads.
-/// @par Errors          the constructor throws what `create` refuses, and the buffer is then as it was. A
+/// @par Errors          the constructor throws what `create` refuses, and leaves the buffer as it was. A
 ///                      tensor number out of range is `errc::no_such_tensor`, a part number
-///                      `errc::no_such_part`. What the buffer refuses passes through, with its name and its
+///                      `errc::no_such_part`. Refusals of the buffer pass through, with its name and its
 ///                      chunk.
 template <class Buffer>
 class tiered_tensors {
@@ -126,21 +127,22 @@ class tiered_tensors {
     }
     ~lease() { end(); }
 
-    /// Ends it now.
+    /// Ends the lease now.
     void end() noexcept {
       range_ = {};
       alone_.end();
       if (owner_ != nullptr) std::exchange(owner_, nullptr)->end_lease(part_, Mode);
     }
 
-    /// Returns the part's bytes and no others, if the host may access tier 0; none after the lease has ended,
-    /// or was moved from.
+    /// Returns exactly the part's bytes, if the host may access tier 0; none after the lease has ended, or
+    /// was moved from.
     [[nodiscard]] std::span<byte_type> span() const noexcept LLMMEM_LIFETIMEBOUND
       requires requires(const top_range& range) { range.span(); }
     {
       return range_.span();
     }
-    /// The same as elements: `lease.as<float>()`. @throws length_error, argument_error  see `as_elements`.
+    /// Returns the bytes as elements: `lease.as<float>()`. @throws length_error, argument_error see
+    /// `as_elements`.
     template <plain_element T>
     [[nodiscard]] auto as() const LLMMEM_LIFETIMEBOUND
       requires requires(const top_range& range) { range.span(); }
@@ -158,7 +160,7 @@ class tiered_tensors {
     tiered_tensors* owner_ = nullptr;
     std::uint32_t part_ = 0;
     top_range range_{};
-    chunk_lease alone_;  // of a chunk that no other tensor is in
+    chunk_lease alone_;  // the lease of a chunk that holds one tensor only
   };
   using read_lease = lease<access_mode::read>;
   using write_lease = lease<access_mode::write>;
@@ -181,26 +183,26 @@ class tiered_tensors {
   [[nodiscard]] Buffer& store() const noexcept { return *buffer_; }
   [[nodiscard]] result<std::uint64_t> bytes(tensor_id tensor) const noexcept;
   [[nodiscard]] result<std::span<const tensor_part>> parts(tensor_id tensor) const noexcept;
-  /// Returns whether all of it was written, and not discarded since. The answer is the `value()`: the result
-  /// itself only converts to whether there is one.
+  /// Returns whether all of the tensor was written, and not discarded since. The answer is the `value()`: the
+  /// result itself only converts to whether it has a value.
   [[nodiscard]] result<bool> has_contents(tensor_id tensor) const noexcept;
   /// The same for one part.
   [[nodiscard]] result<bool> has_contents(tensor_id tensor, std::uint32_t part) const noexcept;
-  /// Returns the buffer's chunk that holds a part: for `expect`, or to `clone` it. Lease it through the
+  /// Returns the buffer's chunk that holds a part: for `expect` or `clone`. Lease the chunk through the
   /// tensors only.
   [[nodiscard]] result<chunk_handle> chunk(tensor_id tensor, std::uint32_t part) const noexcept;
   /// Discards the contents. `errc::chunk_leased` while any of it is leased.
   result<void> discard(tensor_id tensor);
   /// @}
 
-  /// @name Leases
-  /// Of a tensor in one part; `errc::tensor_in_parts` for another. `errc::no_contents` if it was never
-  /// written, `errc::chunk_leased` if a lease of the same part is in the way; and what the buffer refuses.
+  /// @name Leases For a tensor in one part; `errc::tensor_in_parts` for any other. `errc::no_contents` if it
+  /// was never written, `errc::chunk_leased` if a lease of the same part is in the way, and the buffer's
+  /// refusals.
   /// @{
   result<read_lease> read(tensor_id tensor, tiering::patience wait = tiering::wait_complete) {
     return whole<access_mode::read>(tensor, wait);
   }
-  /// The caller writes all of it; until then its contents are unspecified.
+  /// The caller writes all of the tensor; until then its contents are unspecified.
   result<write_lease> write(tensor_id tensor, tiering::patience wait = tiering::wait_complete) {
     return whole<access_mode::write>(tensor, wait);
   }
@@ -224,26 +226,26 @@ class tiered_tensors {
                               tiering::patience wait = tiering::wait_complete) {
     return lease_part<access_mode::read_write>(tensor, part, wait);
   }
-  /// Only the bytes `changed`, counted from the part's first, change and move down. The span is the whole
-  /// part. `errc::past_the_bytes`.
+  /// Only the bytes `changed`, counted from the part's first byte, change and move down. The span is the
+  /// whole part. `errc::past_the_bytes`.
   result<update_lease> update(tensor_id tensor, std::uint32_t part, byte_interval changed,
                               tiering::patience wait = tiering::wait_complete);
   /// @}
 
-  /// Leases one part after another and calls `f(lease, part)` with it, a `lease<Mode>&` and its
-  /// `tensor_part`; the next part is brought up meanwhile. Ends at the first refused lease, and returns its
-  /// reason: the parts before it are done.
+  /// Leases one part after another and calls `f(lease, part)` with a `lease<Mode>&` and its `tensor_part`;
+  /// the next part is brought up meanwhile. Ends at the first refused lease and returns its reason; `f` has
+  /// then received all parts before it.
   template <access_mode Mode, class F>
   result<void> for_each_part(tensor_id tensor, F&& f, tiering::patience wait = tiering::wait_complete);
 
   /// @name Movement   as the buffer's, of all chunks of the tensor; continues after a failure, and
   /// returns the first
-  /// @{
-  /// Of the parts that have contents. `errc::no_contents` if none has.
+  /// @{ Brings up the parts that have contents. `errc::no_contents` if none has.
   result<void> prefetch(tensor_id tensor);
-  /// `errc::chunk_leased` while a part of it, or a neighbour in its chunk, is leased.
+  /// `errc::chunk_leased` while a part of the tensor, or a neighbour in its chunk, is leased.
   result<void> evict(tensor_id tensor);
-  /// `errc::chunk_leased` while a part of it is written, or anything in a chunk that it shares is leased.
+  /// `errc::chunk_leased` while a part of the tensor is written, or anything in a chunk that it shares is
+  /// leased.
   result<void> flush(tensor_id tensor);
   /// @}
 

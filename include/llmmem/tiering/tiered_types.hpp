@@ -27,14 +27,15 @@ struct chunk_handle {
 
 namespace tiering {
 
-/// How long a lease waits for its chunk to come up, in nanoseconds. The names are SGLang HiCache's.
+/// The longest time that a lease waits for its chunk to come up, in nanoseconds. The names are SGLang
+/// HiCache's.
 struct patience {
   std::uint64_t ns = 0;
 };
-inline constexpr patience best_effort{0};                    ///< takes what is there, and starts the rest
-inline constexpr patience wait_complete{~std::uint64_t{0}};  ///< for as long as it takes
-/// Waits that long by the buffer's clock. For a virtual clock that no code advances, as long in real time,
-/// and at least a millisecond.
+inline constexpr patience best_effort{0};  ///< uses resident chunks, and starts to bring up others
+inline constexpr patience wait_complete{~std::uint64_t{0}};  ///< waits as long as it takes
+/// Waits that long by the buffer's clock. If that is a virtual clock that no code advances, waits that long
+/// in real time, and at least a millisecond.
 [[nodiscard]] constexpr patience timeout(std::uint64_t ns) noexcept {
   return {ns};
 }
@@ -45,34 +46,35 @@ using patience [[deprecated("its name is tiering::patience")]] = tiering::patien
 
 /// How a tiered buffer is set up.
 struct tiered_options {
-  std::uint32_t max_chunks = 4096;        ///< alive at once, clones included
-  std::uint32_t max_transfers = 64;       ///< in flight at once
-  std::uint64_t largest_lease_bytes = 0;  ///< most bytes leased at once; a smaller first tier is refused
+  std::uint32_t max_chunks = 4096;   ///< alive at once, clones included
+  std::uint32_t max_transfers = 64;  ///< in flight at once
+  /// Most bytes leased at once; the constructor refuses a smaller first tier.
+  std::uint64_t largest_lease_bytes = 0;
   std::uint64_t largest_chunk_bytes = 0;  ///< most bytes of a chunk; required if a tier has a codec
   std::uint32_t staging_slots = 2;        ///< chunks that are encoded or decoded at once
   /// Host memory between two neighbours that the host cannot access (a device above a file, a file above
   /// another), for each such pair; also the most that moves between them at once. Copies pass through it as a
-  /// ring (`bounce_queue`), whose pieces advance inside calls: call `progress` now and then. A copy from such
-  /// a tier down to one that leaves memory moves whole if it has not come up from there, because its checksum
-  /// covers all of it.
+  /// ring (`bounce_queue`), whose pieces advance inside calls, so call `progress` now and then. From such a
+  /// tier, a copy that has not come up from a tier outside memory moves down to it in full, because its
+  /// checksum covers all of the copy.
   std::uint64_t bounce_bytes = std::uint64_t{8} << 20;
   std::uint64_t bounce_slot_bytes = std::uint64_t{1} << 20;
   std::string name = "tiered_buffer";  ///< for error texts
   metadata_source metadata{};
 };
 
-/// What a tier holds, and has done.
+/// Contents and counters of a tier.
 struct tier_stats {
   std::uint64_t budget = 0;  ///< bytes it may hold
   std::uint64_t used = 0;    ///< bytes resident and in flight, as rounded
   std::uint64_t peak = 0;    ///< most of these at once
   std::uint64_t chunks = 0;  ///< copies it holds
-  std::uint64_t hits = 0;    ///< leases whose topmost copy was here; a copy on its way
-                             ///< up counts for the tier below until a call has noted its arrival (`progress`)
+  std::uint64_t hits = 0;    ///< leases whose topmost copy was here; until a call has noted a copy's arrival
+                             ///< (`progress`), it counts for the tier below
   std::uint64_t drops = 0;   ///< clean copies that left because space was needed
   std::uint64_t write_backs = 0;  ///< copies that were first written to the tier below
   std::uint64_t demotions = 0;    ///< clean copies that were first stored in the tier below (`demoting`)
-  std::uint64_t refusals = 0;     ///< passages of chunks that its admission policy did not let stay
+  std::uint64_t refusals = 0;     ///< passages of chunks that its admission policy refused
   std::uint64_t lost = 0;  ///< of `used`: never allocated again, because a device may still write there
 };
 
@@ -94,16 +96,16 @@ namespace tiering {
 /// The outcome of one step of a plan.
 enum class step_outcome : std::uint8_t {
   done,      ///< begun, or finished if it takes no time
-  deferred,  ///< something in flight comes first: ask again after it has ended
+  deferred,  ///< something in flight comes first: call again after it has ended
   unneeded,  ///< already done, or no longer possible
   later [[deprecated("its name is deferred")]] = deferred,
   useless [[deprecated("its name is unneeded")]] = unneeded
 };
 
-/// What stood in the way of a step: why it must wait, or was unneeded.
+/// Why a step must wait, or was unneeded.
 enum class step_blocker : std::uint8_t {
-  none,      ///< nothing: it was done already, or there are no contents
-  transfer,  ///< a transfer of the chunk, or what transfers need, is in flight
+  none,      ///< nothing: the step was done already, or the chunk has no contents
+  transfer,  ///< a transfer of the chunk is in flight, or transfers use up what this one needs
   space,     ///< no space in the tier, and none until copies have left
   lease,     ///< the chunk is leased
 };
@@ -112,17 +114,17 @@ enum class step_blocker : std::uint8_t {
 
 using step_outcome [[deprecated("its name is tiering::step_outcome")]] = tiering::step_outcome;
 
-/// What a buffer reports to and measures by; inherit from it and shadow its members.
+/// The observer, clock and memory that a buffer uses; inherit from it and shadow its members.
 struct tiered_traits {
   using clock = steady_meter_clock;
   /// An `access_observer`: `access_window` reports how far from the optimum it is. Clones that share contents
   /// have one number there.
   using observer = ignore_accesses;
-  /// Memory of the rings between two tiers that the host cannot access: memory that it can, pinned for
-  /// devices.
+  /// The memory of the rings between two tiers that the host cannot access: the host must be able to access
+  /// it, and devices need it pinned.
   using bounce_space = host_space;
-  /// Makes such a space, with space for `bytes`. It outlives the buffer, permanently if a device may still
-  /// write to it.
+  /// Makes a bounce space of `bytes`. It outlives the buffer, and is never freed if a device may still write
+  /// to it.
   [[nodiscard]] static host_space make_bounce_space(std::uint64_t bytes) {
     host_options options;
     options.budget = bytes;

@@ -35,29 +35,29 @@ struct checkpointer_core::job {
   job(std::uint64_t step, std::unique_ptr<any_state_view> of_state, file_plan beside)
       : view(std::move(of_state)), extras(std::move(beside)), record(std::make_shared<commit_record>(step)) {}
 
-  std::unique_ptr<any_state_view> view;  // null once it is staged
+  std::unique_ptr<any_state_view> view;  // null once the snapshot is staged
   file_plan extras;
   std::shared_ptr<commit_record> record;
-  std::shared_ptr<snapshot_gate> reading{};  // checked by the guard of a stable view; else null
+  // The gate that the guard of a stable view checks; otherwise null.
+  std::shared_ptr<snapshot_gate> reading{};
   std::vector<const planned_file*> files{};
-  std::uint64_t version = 0;                               // of a view that tracks changes
-  std::shared_ptr<const committed_part> base{};            // the checkpoint that it refers to; null: it is
-                                                           // whole
-  std::vector<std::vector<chunk_digest_value>> digests{};  // as in `committed_part`
+  std::uint64_t version = 0;                     // version of a view that tracks changes
+  std::shared_ptr<const committed_part> base{};  // the checkpoint that this one refers to; null: it is full
+  std::vector<std::vector<chunk_digest_value>> digests{};  // by file and chunk, as in `committed_part`
   std::uint64_t bytes = 0;
   std::uint64_t written = 0;
-  std::uint64_t began_to_persist = 0;  // by the clock, in ns
+  std::uint64_t began_to_persist = 0;  // clock time in ns
   //
   std::size_t file = 0;  // position of staging
   std::uint64_t begin = 0;
   std::uint64_t staged = 0;
   std::uint64_t persisted = 0;
   bool may_stage = true;
-  bool is_staged = false;         // or abandoned
-  bool is_drained = false;        // everything staged has been taken
+  bool is_staged = false;         // also if it is abandoned
+  bool is_drained = false;        // the writer has taken all staged chunks
   bool is_over = false;           // the staged data is no longer needed
-  std::string why{};              // reason for abandoning it
-  std::uint64_t stall_began = 0;  // of the current stall; 0: no caller is waiting now
+  std::string why{};              // the reason why it was abandoned
+  std::uint64_t stall_began = 0;  // beginning of the current stall; 0: no caller is waiting now
   std::uint64_t stalled = 0;      // total of completed stalls
 };
 
@@ -111,7 +111,7 @@ LLMMEM_CHECKPOINT_BODY std::uint64_t checkpointer_core::ring_bytes() const {
     throw argument_error(options_.name + ": when_busy::skip with " + std::to_string(coordinator_.world()) +
                          " ranks: a rank that skips would leave the others waiting; use when_busy::wait");
   }
-  std::uint64_t chunks = 2;  // for extras
+  std::uint64_t chunks = 2;  // two more for extras
   for (const planned_file& each : plan_.files)
     chunks += chunks_in(each.bytes, options_.chunk_bytes);
   return std::min(options_.ring_bytes / options_.chunk_bytes, chunks) * options_.chunk_bytes;
@@ -178,7 +178,7 @@ LLMMEM_CHECKPOINT_BODY snapshot_guard checkpointer_core::begin_snapshot(
     conclude(*made, commit_status::not_committed, options_.name + ": " + busy);
     return {gate_, std::move(ticket), nullptr};
   }
-  jobs_.reserve(jobs_.size() + 1);  // everything that can fail comes before the state is held
+  jobs_.reserve(jobs_.size() + 1);  // all that can fail comes before the state is held
   const std::shared_ptr<snapshot_gate> reading = hold();
   made->reading = reading;
   ++stats_.begun;
@@ -258,8 +258,8 @@ LLMMEM_CHECKPOINT_BODY auto checkpointer_core::unstaged() noexcept -> job* {
   return found == jobs_.end() ? nullptr : found->get();
 }
 
-/// Returns it once it can be staged. An incremental save must know the outcome of the previous one; an
-/// abandoned one need not wait for that.
+/// Returns that snapshot once it can be staged. An incremental save must know the outcome of the previous
+/// checkpoint; an abandoned snapshot need not wait for that.
 LLMMEM_CHECKPOINT_BODY auto checkpointer_core::stageable() noexcept -> job* {
   job* const next = unstaged();
   return next != nullptr && (next->may_stage || next->is_over) ? next : nullptr;
@@ -274,9 +274,9 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::run_stager() {
   }
 }
 
-/// Copies a chunk, without the lock. Does nothing if there is no space.
+/// Copies a chunk, with the lock released. Does nothing if there is no space.
 LLMMEM_CHECKPOINT_BODY bool checkpointer_core::stage_some(job& of, std::unique_lock<std::mutex>& lock) {
-  if (of.is_over || of.file == of.files.size()) {  // abandoned, or a rank that has nothing
+  if (of.is_over || of.file == of.files.size()) {  // it is abandoned, or this rank has no bytes
     end_staging(of, lock, {});
     return true;
   }
@@ -321,17 +321,17 @@ LLMMEM_CHECKPOINT_BODY bool checkpointer_core::stage_some(job& of, std::unique_l
   return true;
 }
 
-/// Whether a caller waits for a snapshot to be staged, and there is space for the rest of it: then writing
-/// waits too, because its checksums and wake-ups would take processor time and memory bandwidth from the
-/// copy.
+/// Returns whether a caller waits for a snapshot to be staged, and there is space for the rest of it. If so,
+/// the writer thread pauses, because its checksums and wake-ups would take processor time and memory
+/// bandwidth from the copy.
 LLMMEM_CHECKPOINT_BODY bool checkpointer_core::is_hurried() noexcept {
   const job* const staging = stageable();
   return staging != nullptr && staging->stall_began != 0 && !staging->is_over && !free_.empty() &&
          staging->bytes - staging->staged <= free_.size() * options_.chunk_bytes;
 }
 
-/// Whether the view reports a chunk as unchanged since the checkpoint that this one refers to. An exception
-/// from it occurs again, and is reported, when the chunk is copied.
+/// Returns whether the view reports a chunk as unchanged since the checkpoint that this one refers to. If the
+/// view throws, it throws again when the chunk is copied, and that is reported.
 LLMMEM_CHECKPOINT_BODY bool checkpointer_core::is_unchanged(const job& of, const planned_file& file,
                                                             std::uint64_t begin, std::uint64_t bytes) const {
   if (!policies_.tracks_changes) return false;
@@ -378,7 +378,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::fill(job& of, const planned_file&
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::end_staging(job& of, std::unique_lock<std::mutex>& lock,
                                                            std::string why) {
   lock.unlock();
-  of.view.reset();  // before the state is released, because the view's memory may be destroyed with it
+  of.view.reset();  // before the state is released, because its owner may then destroy the view's memory
   lock.lock();
   of.is_staged = true;
   if (of.why.empty()) of.why = std::move(why);
@@ -386,7 +386,8 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::end_staging(job& of, std::unique_
     const std::scoped_lock of_ticket(of.record->mutex);
     of.record->stage = nullptr;
   }
-  if (of.may_stage) filled_.push_back({0, 0, true, 0});  // else it follows those of the previous one
+  // Otherwise its entries follow those of the previous snapshot.
+  if (of.may_stage) filled_.push_back({0, 0, true, 0});
   (of.reading == nullptr ? gate_ : *of.reading).thaw();
   changed_.notify_all();
 }
@@ -402,8 +403,8 @@ LLMMEM_CHECKPOINT_BODY bool checkpointer_core::stage_for(std::uint64_t limit_ns)
   return unstaged() == nullptr;
 }
 
-/// The work of a caller's thread while it waits.
-/// @param until  end of the wait, by the clock.
+/// Copies on a caller's thread while that caller waits.
+/// @param until  the end of the wait, in clock time.
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::pump(std::unique_lock<std::mutex>& lock, std::uint64_t until) {
   if (!policies_.is_concurrent) {
     job* const next = stageable();
@@ -415,7 +416,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::pump(std::unique_lock<std::mutex>
   changed_.wait_for(lock, std::chrono::nanoseconds(static_cast<std::int64_t>(left)));
 }
 
-/// Waits, on behalf of the gate, for a snapshot to be staged, for a limited time.
+/// For the gate: waits, for a limited time, until a snapshot is staged.
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::hold_up(std::uint64_t until) {
   std::unique_lock lock(mutex_);
   job* const staging = unstaged();
@@ -433,7 +434,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::hold_up(std::uint64_t until) {
   pump(lock, std::min(until, left > commit_ticket::forever - now ? commit_ticket::forever : now + left));
   const std::uint64_t after = monotonic_ns();
   if (after < until || unstaged() != staging) return;
-  // A caller whose wait has ended is not stalled now, and writing need not wait for it.
+  // A caller whose wait has ended is no longer stalled, so the writer thread need not pause for it.
   staging->stalled += after - staging->stall_began;
   staging->stall_began = 0;
   changed_.notify_all();

@@ -2,7 +2,7 @@
 /// The second half of `async_checkpointer`: from the ring to the storage.
 #pragma once
 
-#include <llmmem/checkpoint/detail/async_checkpointer_body.hpp>  // the job
+#include <llmmem/checkpoint/detail/async_checkpointer_body.hpp>  // for `job`
 #include <llmmem/checkpoint/detail/bodies.hpp>
 #include <llmmem/checkpoint/detail/checkpointer_core.hpp>
 #include <llmmem/checkpoint/detail/incremental.hpp>
@@ -38,7 +38,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::run_persister() {
     std::unique_ptr<job> over = std::move(jobs_.front());
     jobs_.erase(jobs_.begin());
     changed_.notify_all();
-    lock.unlock();  // nothing of it is destroyed under the lock
+    lock.unlock();  // the job is destroyed without the lock
     over.reset();
     lock.lock();
   }
@@ -66,7 +66,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::persist(job& of) {
   } catch (...) {
     why = reason("an exception that is not from the standard library");
   }
-  if (how == commit_status::not_committed) committed_.reset();  // in case the base is the reason
+  if (how == commit_status::not_committed) committed_.reset();  // because the base may be the reason
   if (how == commit_status::not_committed && draft) {
     give_up(of);  // at once, because the next steps may take long
     if (const std::string before = coordinator_.abandon(*draft, why); !before.empty())
@@ -74,7 +74,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::persist(job& of) {
   }
   conclude(of, how, std::move(why));
   if (how == commit_status::not_committed) drain(of);
-  // After a failure too: on a full disk, checkpoints that are due for removal prevent the next one.
+  // Also after a failure: on a full disk, checkpoints that are due for removal prevent the next one.
   const std::string trouble = tidy();
   if (trouble.empty() || how == commit_status::not_committed) return;
   const std::scoped_lock lock(mutex_);
@@ -93,7 +93,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::give_up(job& of) {
   changed_.notify_all();
 }
 
-/// A problem here does not undo a commit.
+/// Tidies after a commit; a problem here does not undo the commit.
 LLMMEM_CHECKPOINT_BODY std::string checkpointer_core::tidy() noexcept {
   try {
     return coordinator_.tidy();
@@ -131,7 +131,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::conclude(job& of, commit_status h
   }
 }
 
-/// Records what the next checkpoint may refer to. A failure here must not lose this one.
+/// Records the part that the next checkpoint may refer to. A failure here must not lose this checkpoint.
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::remember(job& of, checkpoint_manifest part) {
   try {
     auto made = std::make_shared<committed_part>();
@@ -146,7 +146,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::remember(job& of, checkpoint_mani
   }
 }
 
-/// Writes a file of a checkpoint: all of it, or its changed chunks to a separate file.
+/// Writes a file of a checkpoint: all chunks, or only the changed ones to a separate file.
 class checkpointer_core::file_writer {
  public:
   file_writer(checkpointer_core& self, job& of, const checkpoint_draft& draft, checkpoint_manifest& part,
@@ -245,7 +245,8 @@ class checkpointer_core::file_writer {
     if (base_ != nullptr) {
       runs_.add(own_, written_);
       begin = written_ * self_->options_.chunk_bytes;
-      if (!output_) output_.emplace(create(own_.name, 0));  // its final length is known only at the end
+      // Of length 0, because its final length is known only at the end.
+      if (!output_) output_.emplace(create(own_.name, 0));
     }
     ++written_;
     of_->written += chunk.bytes;
@@ -262,7 +263,7 @@ class checkpointer_core::file_writer {
     if (keeps_digests_) digests_.push_back(base_digests_[number]);
   }
 
-  /// Sets the length of the file of changes; if everything changed, it is the file itself.
+  /// Sets the length of the file of changes; if everything changed, that file becomes the file itself.
   void settle_runs() {
     if (written_ != 0 && written_ == made_.chunks.size() && takes_its_name()) {
       made_.runs.clear();
@@ -273,8 +274,8 @@ class checkpointer_core::file_writer {
       own->bytes = own_bytes_;
   }
 
-  /// Whether the file of changes could be renamed to the file's name. Some storages cannot rename; then it
-  /// keeps its name, which restores as well.
+  /// Renames the file of changes to the file's name, and returns whether that worked. If the storage cannot
+  /// rename, the file keeps its name; restores work with that as well.
   [[nodiscard]] bool takes_its_name() {
     try {
       self_->coordinator_.storage().rename(draft_->path(own_.name), draft_->path(file_->name));
@@ -292,14 +293,14 @@ class checkpointer_core::file_writer {
   checkpoint_file made_;
   run_list runs_;
   checkpoint_manifest* part_;
-  const stored_chunks own_;  // of 0 bytes until all chunks are written
+  const stored_chunks own_;  // 0 bytes until all chunks are written
   const std::size_t depth_;
   bool keeps_digests_ = false;
-  const checkpoint_file* base_ = nullptr;  // null: it is whole
+  const checkpoint_file* base_ = nullptr;  // null: the file is full
   std::span<const chunk_digest_value> base_digests_{};
   std::vector<chunk_digest_value> digests_{};
   std::uint64_t written_ = 0;    // chunks
-  std::uint64_t own_bytes_ = 0;  // of them
+  std::uint64_t own_bytes_ = 0;  // bytes of these chunks
   std::optional<output_type> output_{};
   std::vector<in_flight> writes_{};
   std::vector<std::size_t> lent_{};
@@ -330,7 +331,7 @@ LLMMEM_CHECKPOINT_BODY checkpoint_manifest checkpointer_core::write_files(job& o
   return part;
 }
 
-/// Called after its end has been taken.
+/// Throws if the snapshot was abandoned. Called after its end entry has been taken.
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::check_given_up(const job& of) const {
   const std::scoped_lock lock(mutex_);
   if (of.why.empty()) return;
@@ -363,7 +364,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::release(std::span<const std::size
   changed_.notify_all();
 }
 
-/// Takes the staged chunks of a failed snapshot, until its staging has noticed the failure.
+/// Takes the staged chunks of a failed snapshot until the stager has noticed the failure.
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::drain(job& of) {
   while (!of.is_drained) {
     const filled_chunk next = take(of);

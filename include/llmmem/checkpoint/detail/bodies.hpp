@@ -1,17 +1,17 @@
 /// @file
-/// Whether the functions of checkpoints are compiled in every translation unit that uses them, or in one.
+/// Decides whether every translation unit that uses checkpoints compiles their functions, or only one.
 #pragma once
 
-/// A program that defines LLMMEM_EXTERN_CHECKPOINT in all of its translation units compiles them in the one
-/// that includes <llmmem/instantiate/checkpoint.hpp>; the others see declarations.
+/// If a program defines LLMMEM_EXTERN_CHECKPOINT in all of its translation units, only the one that includes
+/// <llmmem/instantiate/checkpoint.hpp> compiles the functions; the others see declarations.
 #if defined(LLMMEM_EXTERN_CHECKPOINT) && !defined(LLMMEM_INSTANTIATES_CHECKPOINT)
 #define LLMMEM_CHECKPOINT_BODIES 0
 #else
 #define LLMMEM_CHECKPOINT_BODIES 1
 #endif
 
-/// Marks such a function. A weak symbol is like an inline function to a linker, but is emitted even if this
-/// translation unit does not call it.
+/// Marks such a function. To a linker, a weak symbol is like an inline function, but it is emitted even if
+/// this translation unit does not call it.
 #if defined(LLMMEM_INSTANTIATES_CHECKPOINT)
 #define LLMMEM_CHECKPOINT_BODY [[gnu::weak]]
 #else

@@ -47,13 +47,13 @@ class checkpointer_core {
                     checkpointer_options options, const checkpointer_policies& policies);
   checkpointer_core(const checkpointer_core&) = delete;
   checkpointer_core& operator=(const checkpointer_core&) = delete;
-  /// @pre it was never started, or is stopped.
+  /// @pre the core was never started, or is stopped.
   ~checkpointer_core();
 
-  /// Returns the required length of the ring, at most that of its options. @throws argument_error  for
-  /// several ranks of which one might skip a checkpoint.
+  /// Returns the required length of the ring, at most `ring_bytes` of the options. @throws argument_error for
+  /// several ranks with `when_busy::skip`.
   [[nodiscard]] std::uint64_t ring_bytes() const;
-  /// Starts its threads. @param ring  of `ring_bytes()`, all zero; must stay until it is stopped.
+  /// Starts its threads. @param ring `ring_bytes()` bytes, all zero; must stay until `stop` returns.
   void start(std::span<std::byte> ring);
   /// @pre nothing is pending.
   void stop();
@@ -74,7 +74,7 @@ class checkpointer_core {
     std::size_t slot = 0;
     std::uint64_t bytes = 0;
     bool is_end = false;          // the last entry of this snapshot
-    std::uint64_t unchanged = 0;  // chunks that were not copied, instead of a copied one
+    std::uint64_t unchanged = 0;  // this many chunks were not copied; the entry then has no copied one
   };
   class file_writer;
 
@@ -123,9 +123,9 @@ class checkpointer_core {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::unique_ptr<job>> jobs_;  // pending, the oldest first
-  std::vector<filled_chunk> filled_;  // oldest first, too; space for all slots, and the gaps and ends between
-                                      // them
-  std::vector<std::size_t> free_;     // slots
+  // The oldest first; has space for all slots, and for the gaps and ends between them.
+  std::vector<filled_chunk> filled_;
+  std::vector<std::size_t> free_;                      // slots
   std::shared_ptr<const committed_part> committed_{};  // the reference of incremental saves
   bool ends_ = false;
   checkpointer_stats stats_;

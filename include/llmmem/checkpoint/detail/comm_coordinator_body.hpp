@@ -1,5 +1,5 @@
 /// @file
-/// How ranks save a checkpoint by messages.
+/// Bodies of `comm_coordinator`: how ranks save a checkpoint by messages.
 #pragma once
 
 #include <llmmem/checkpoint/comm_coordinator.hpp>
@@ -34,8 +34,8 @@ comm_coordinator<S, T, R, W>::comm_coordinator(S& storage, T& ranks, const comm_
   if (rank() == 0) open_folder();
 }
 
-/// A dead process may hold its lock for a while longer, because of the file server; and ranks take it briefly
-/// to learn the outcome of a checkpoint.
+/// Retries, because a file server may keep a dead process's lock for a while, and because ranks briefly take
+/// the lock to learn the outcome of a checkpoint.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::open_folder() {
   const deadline by = ranks_->after(options_.open_within_ns);
@@ -44,14 +44,14 @@ void comm_coordinator<S, T, R, W>::open_folder() {
       folder_.emplace(*storage_);
     } catch (const storage_error&) {
       throw;
-    } catch (const io_error&) {  // locked
+    } catch (const io_error&) {  // another process holds the lock
       if (is_over(by)) throw;
       waiter_.pause(std::chrono::nanoseconds(options_.poll_ns));
     }
   }
 }
 
-/// Messages of an ended epoch do not matter; rank 0 may be a different process.
+/// Forgets the ended epoch: its messages do not matter, and rank 0 may be a different process.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::enter_epoch() {
   if (ranks_->epoch() == epoch_) return;
@@ -120,7 +120,7 @@ void comm_coordinator<S, T, R, W>::check_part(const checkpoint_manifest& part, s
 // Messages
 // ---------------------------------------------------------------------------------------------------------
 
-/// Returns whether it was sent. Dead ranks, and ranks that accept nothing, are skipped.
+/// Returns whether the message was sent. Skips dead ranks, and ranks that accept nothing.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 bool comm_coordinator<S, T, R, W>::tell(std::uint32_t to, const detail::rank_message& message) {
   const std::string text = detail::to_text(message);
@@ -138,7 +138,7 @@ void comm_coordinator<S, T, R, W>::tell_others(const detail::rank_message& messa
 }
 
 /// Returns the next message from that rank, if any. A damaged message counts as none.
-/// @throws comm_error  when the epoch has ended.
+/// @throws comm_error  if the epoch has ended.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 std::optional<detail::rank_message> comm_coordinator<S, T, R, W>::take(std::uint32_t from) {
   for (;;) {
@@ -198,7 +198,7 @@ checkpoint_draft comm_coordinator<S, T, R, W>::begin(std::uint64_t step) {
   return rank() == 0 ? announce(step) : await_draft(step);
 }
 
-/// Sends rank 0's draft to all; or why there is none.
+/// Sends rank 0's draft to all ranks, or the reason why there is none.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 checkpoint_draft comm_coordinator<S, T, R, W>::announce(std::uint64_t step) {
   const std::uint64_t number = storage_->nonce();
@@ -255,7 +255,7 @@ checkpoint_draft comm_coordinator<S, T, R, W>::await_draft(std::uint64_t step) {
 // Giving up, and tidying
 // ---------------------------------------------------------------------------------------------------------
 
-/// Informs the others that the checkpoint will not be completed, and why: the first reason, which is returned
+/// Informs the others that the checkpoint will not be completed, and of the first reason. Returns that reason
 /// if it came from another rank. @pre no commit is in progress
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 std::string comm_coordinator<S, T, R, W>::stop(round& of, const std::string& why) {
@@ -276,7 +276,7 @@ std::string comm_coordinator<S, T, R, W>::stop(round& of, const std::string& why
     end(of, fate::stopped, text);
   } else if (before != phase::part_sent) {
     tell_others({"stop", {of.number}, text});
-  } else {  // only rank 0 knows whether it can still complete
+  } else {  // only rank 0 knows whether the checkpoint can still complete
     static_cast<void>(tell(0, {"stop", {of.number}, text}));
   }
   return stopped;
@@ -287,11 +287,11 @@ std::string comm_coordinator<S, T, R, W>::abandon(const checkpoint_draft& draft,
                                                   const std::string& why) noexcept {
   std::string stopped;
   const bool is_current = round_ && round_->draft.id == draft.id && round_->draft.folder == draft.folder;
-  // A round that rank 0 is committing may be a checkpoint by now.
+  // If rank 0 is committing the round, it may be a checkpoint by now.
   if (!is_current || round_->is_there || round_->at == phase::deciding) return stopped;
   try {
     if (round_->at != phase::over && ranks_->epoch() == epoch_) stopped = stop(*round_, why);
-  } catch (...) {  // the others learn of it by their deadlines
+  } catch (...) {  // the other ranks then give up at their deadlines
   }
   if (folder_) folder_->abandon(draft);
   return stopped;

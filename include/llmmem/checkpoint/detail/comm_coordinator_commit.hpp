@@ -1,5 +1,5 @@
 /// @file
-/// `comm_coordinator`: commits, and determines the outcome.
+/// `comm_coordinator`: commits a checkpoint, and determines its outcome.
 #pragma once
 
 #include <llmmem/checkpoint/comm_coordinator.hpp>
@@ -104,7 +104,7 @@ void comm_coordinator<S, T, R, W>::hear_part(round& of, std::uint32_t from,
   }
 }
 
-/// Rank 0, with all parts.
+/// Rank 0: merges and commits all parts.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::commit_all(round& of) {
   manifest_merger merger;
@@ -127,14 +127,14 @@ void comm_coordinator<S, T, R, W>::commit_all(round& of) {
   end(of, fate::committed, {});
 }
 
-/// Rank 0: announces the outcome. Ranks that it cannot reach learn it from the folder.
+/// Rank 0: announces the outcome. Unreachable ranks learn it from the folder.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::end(round& of, fate how, const std::string& why) {
   of.at = phase::over;
   tell_others({"outcome", {of.number, static_cast<std::uint64_t>(how)}, why});
 }
 
-/// The ranks other than 0.
+/// Other ranks: send this rank's part, and wait for the outcome.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::follow(round& of, const checkpoint_manifest& part) {
   const std::string text = to_json(part);
@@ -149,7 +149,7 @@ void comm_coordinator<S, T, R, W>::follow(round& of, const checkpoint_manifest& 
       } else if (message->kind == "outcome" && message->numbers.size() == 2) {
         return settle(of, *message);
       } else if (message->kind == "ask" && of.at == phase::told) {
-        of.at = phase::part_sent;  // even if sending fails, it may have arrived
+        of.at = phase::part_sent;  // even if the send fails, the part may have arrived
         const std::string whole = detail::to_text({"part", {of.number}, text});
         static_cast<void>(
             ranks_->send(std::as_bytes(std::span(whole.data(), whole.size())), rank_id{0}, options_.tag, by)
@@ -160,7 +160,7 @@ void comm_coordinator<S, T, R, W>::follow(round& of, const checkpoint_manifest& 
       if (each == rank()) continue;
       while (const auto message = take(each)) {
         if (message->kind != "stop" || message->numbers[0] != of.number) continue;
-        of.at = phase::over;  // its part was not sent, and will not be
+        of.at = phase::over;  // this rank's part was not sent, and will not be
         throw checkpoint_stopped(where(of.draft) + message->text + "; nothing was committed");
       }
     }
@@ -172,8 +172,8 @@ void comm_coordinator<S, T, R, W>::follow(round& of, const checkpoint_manifest& 
   }
 }
 
-/// This rank has waited too long. If it did not send its part, no rank can commit; otherwise only rank 0
-/// knows.
+/// This rank has waited for too long. If it did not send its part, no rank can commit; otherwise only rank 0
+/// knows the outcome.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 void comm_coordinator<S, T, R, W>::ask_to_stop(round& of, deadline& by) {
   const bool is_told = of.at == phase::told;
@@ -202,7 +202,7 @@ void comm_coordinator<S, T, R, W>::settle(round& of, const detail::rank_message&
 // The outcome, when rank 0 does not report it
 // ---------------------------------------------------------------------------------------------------------
 
-/// Called for a rank 0 that was asked and did not answer.
+/// Called if rank 0 was asked and did not answer.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 auto comm_coordinator<S, T, R, W>::fate_of(const round& of) -> fate {
   const bool has_waited = of.has_asked && !ranks_->has_failed(rank_id{0});
@@ -214,19 +214,19 @@ auto comm_coordinator<S, T, R, W>::look(const checkpoint_draft& draft, deadline 
   for (;;) {
     try {
       if (const std::optional<fate> seen = look_once(draft)) return *seen;
-      // The holder of the lock can commit. If it is free, rank 0 is dead, or would find that it lost the
-      // lock.
+      // Only the holder of the lock can commit. If the lock is free, rank 0 is dead, or would find that it
+      // lost the lock.
       if (const auto lock = storage_->try_lock(std::string(checkpoint_names::lock))) {
-        return look_once(draft).value_or(fate::failed);  // it may have committed before it died
+        return look_once(draft).value_or(fate::failed);  // rank 0 may have committed before it died
       }
-    } catch (const std::exception&) {  // the folder cannot be read now
+    } catch (const std::exception&) {  // the folder is unreadable now
     }
     if (is_over(by)) return fate::uncertain;
     waiter_.pause(std::chrono::nanoseconds(options_.poll_ns));
   }
 }
 
-/// Returns what the folder has of it, if anything.
+/// Returns the outcome that the folder shows, if it shows one.
 template <checkpoint_storage S, watched_transport T, retention_policy R, rank_waiter W>
 auto comm_coordinator<S, T, R, W>::look_once(const checkpoint_draft& draft) -> std::optional<fate> {
   const std::string name = folder_name(draft.id);
@@ -235,12 +235,12 @@ auto comm_coordinator<S, T, R, W>::look_once(const checkpoint_draft& draft) -> s
     is_there = is_there || each.name == name;
   if (!is_there) return std::nullopt;
   if (draft.folder != name) {
-    // Rank 0 may have died before this was on the device.
+    // Rank 0 may have died before it synced this.
     storage_->sync_folder("");
     return fate::committed;
   }
-  // It had its name from the beginning: it is a checkpoint once its manifest is complete; only rank 0 knows
-  // whether that will last.
+  // The draft had its final name from the beginning, so it is a checkpoint once its manifest is complete;
+  // only rank 0 knows whether that will last.
   try {
     static_cast<void>(open_checkpoint(*storage_, draft.id, verification::sizes));
     return fate::uncertain;

@@ -1,5 +1,5 @@
 /// @file
-/// How a checkpoint is copied.
+/// Bodies of `copy_checkpoint` and `compact_checkpoint`.
 #pragma once
 
 #include <llmmem/checkpoint/copy.hpp>
@@ -53,11 +53,11 @@ class chunk_prover {
   const checkpoint_file* file_;
   std::uint64_t chunk_bytes_;
   std::size_t chunk_ = 0;
-  std::uint64_t done_ = 0;  // of the chunk
+  std::uint64_t done_ = 0;  // bytes of the chunk so far
   std::uint32_t sum_ = 0;
 };
 
-/// The two halves of a buffer: one is written while the other is filled.
+/// The two halves of a buffer: one is being written while the other is filled.
 class copy_buffer {
  public:
   explicit copy_buffer(std::uint64_t bytes)
@@ -71,7 +71,7 @@ class copy_buffer {
   }
 
  private:
-  /// Whole pages if there is space for some: when aligned, they bypass the page cache.
+  /// Rounds to whole pages if there is space for some, because aligned ones bypass the page cache.
   [[nodiscard]] static std::uint64_t half_of(std::uint64_t bytes) {
     if (bytes < 2) {
       throw length_error("copy_checkpoint: a buffer of " + std::to_string(bytes) +
@@ -139,7 +139,7 @@ LLMMEM_CHECKPOINT_BODY copy_report copy_checkpoint(storage_ref from, const found
     detail::ask_watch(watch, progress, from.path(what.folder));
     to.commit(draft, report.copy.manifest);
   } catch (const durability_uncertain&) {
-    throw;  // it is visible: no longer a draft
+    throw;  // the copy is visible, and no longer a draft
   } catch (...) {
     to.abandon(draft);
     throw;

@@ -1,5 +1,5 @@
 /// @file
-/// Checks whether the pieces of tensors, of all ranks, cover them.
+/// Checks whether the pieces that all ranks have of a tensor cover it.
 #pragma once
 
 #include <llmmem/checkpoint/detail/manifest_body.hpp>
@@ -16,7 +16,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Returns the first element of `[0, end)` that no range covers. @param ranges  from and to.
+/// Returns the first element of `[0, end)` that no range covers. @param ranges beginnings and ends.
 [[nodiscard]] inline std::optional<std::uint64_t> first_gap(
     std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges, std::uint64_t end) {
   std::ranges::sort(ranges);
@@ -53,9 +53,9 @@ namespace detail {
   return sum < elements ? std::optional(elements) : std::nullopt;
 }
 
-/// Checks that the ranks together have all of each tensor. A single rank is not checked: it may keep its part
-/// of something in its own folder.
-/// @throws argument_error  which names the tensor.
+/// Checks that the ranks together have all of each tensor. Does not check a single rank, which may keep only
+/// its own part in its folder.
+/// @throws argument_error  the text names the tensor.
 inline void check_complete(const checkpoint_manifest& manifest, const std::string& what) {
   if (manifest.world == 1) return;
   for (const checkpoint_tensor& each : manifest.tensors) {

@@ -1,5 +1,5 @@
 /// @file
-/// A file of a checkpoint for reading, whether it is full or its chunks are in several stored files.
+/// Reads a file of a checkpoint that is full, or whose chunks are in several stored files.
 #pragma once
 
 #include <llmmem/checkpoint/detail/hex.hpp>
@@ -22,8 +22,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Memory into which files can be read past the page cache, in huge pages if available: reading into small
-/// pages costs the system about as much again as the copy.
+/// Memory for reads that bypass the page cache, in huge pages if available: with small pages, a read costs
+/// the system about twice the time of the copy.
 class aligned_bytes {
  public:
   static constexpr std::size_t alignment = 4096;
@@ -56,8 +56,8 @@ class aligned_bytes {
 class file_chunks {
  public:
   /// Opens all files that hold its chunks, and checks their sizes.
-  /// @param folder  of the checkpoint, or of its draft. @param manifest  must outlive this; so must its
-  ///   `file`.
+  /// @param folder  the folder of the checkpoint, or of its draft. @param manifest must outlive this, and so
+  ///                must its `file`.
   /// @throws storage_error  @throws format_error  for a size other than the manifest's.
   file_chunks(storage_ref storage, const std::string& folder, const checkpoint_manifest& manifest,
               const checkpoint_file& file)
@@ -81,10 +81,10 @@ class file_chunks {
   /// For error texts.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
   [[nodiscard]] std::uint64_t bytes() const noexcept { return file_->bytes; }
-  /// The number of opened files that hold its chunks.
+  /// Returns the number of opened files that hold the chunks.
   [[nodiscard]] std::size_t stored_files() const noexcept { return stored_.size(); }
 
-  /// Reads without verification.
+  /// Reads bytes without verification.
   void read(std::uint64_t offset, std::span<std::byte> into) const {
     while (!into.empty()) {
       const location at = find(offset);
@@ -101,14 +101,14 @@ class file_chunks {
     hold_to_checksum(i, find(i * chunk_bytes_), chunk_bytes_of(*file_, chunk_bytes_, i), sum);
   }
 
-  /// Reads chunk `i` whole, and verifies its checksum. @throws format_error  with the place.
+  /// Reads chunk `i` whole, and verifies its checksum. @throws format_error the text names the place.
   void read_chunk(std::size_t i, std::span<std::byte> into) const {
     const location at = find(i * chunk_bytes_);
     at.in->input.read(at.offset, into);
     hold_to_checksum(i, at, into.size(), crc32c(0, into));
   }
 
-  /// Verifies all chunks without keeping them; `memory` may be shorter than one.
+  /// Verifies all chunks without keeping them; `memory` may be shorter than a chunk.
   void verify(std::span<std::byte> memory) const {
     for (std::size_t i = 0; i < file_->chunks.size(); ++i) {
       const std::uint64_t bytes = chunk_bytes_of(*file_, chunk_bytes_, i);
@@ -131,13 +131,13 @@ class file_chunks {
     std::string path;
   };
   struct numbered {
-    std::uint32_t number = 0;    // of the stored file, in the manifest
-    std::uint32_t position = 0;  // in `stored_`
+    std::uint32_t number = 0;    // number of the stored file in the manifest
+    std::uint32_t position = 0;  // position in `stored_`
   };
   struct location {
     const stored_input* in;
-    std::uint64_t offset;     // in the stored file
-    std::uint64_t run_bytes;  // bytes of the run that follow it there
+    std::uint64_t offset;     // position in the stored file
+    std::uint64_t run_bytes;  // bytes from there to the end of the run
   };
 
   void open(storage_ref storage, const std::string& path, std::uint64_t bytes, std::uint32_t number) {

@@ -1,5 +1,5 @@
 /// @file
-/// How tensors are assigned to files.
+/// Bodies of `plan_files` and `plan_extras`.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -103,7 +103,7 @@ struct planned_shard {
   return tensor.part ? entry + name + words + shape + 4 * number : entry;
 }
 
-/// Returns the tensors of each group in order; groups in the order of their first tensors.
+/// Returns the tensors of each group, in order. The groups are in the order of their first tensors.
 [[nodiscard]] inline std::vector<std::vector<std::uint32_t>> groups_of(
     std::span<const state_tensor> tensors) {
   std::vector<std::uint32_t> order(tensors.size());
@@ -122,7 +122,7 @@ struct planned_shard {
   return groups;
 }
 
-/// Returns the shards of a group: its tensors in order, a new shard when one is full.
+/// Returns the shards of a group, with its tensors in order; a new shard begins when one is full.
 [[nodiscard]] inline std::vector<planned_shard> shards_of(std::span<const state_tensor> tensors,
                                                           std::span<const std::uint64_t> bytes,
                                                           std::span<const std::uint32_t> group,
@@ -132,7 +132,7 @@ struct planned_shard {
   const std::uint64_t most_header = options.max_header_bytes - std::min(options.max_header_bytes, frame);
   std::vector<planned_shard> shards;
   for (const std::uint32_t i : group) {
-    if (tensors[i].part && tensors[i].part->empty()) continue;  // no part of it is here
+    if (tensors[i].part && tensors[i].part->empty()) continue;  // this rank has no part of it
     const std::uint64_t header = most_header_bytes(tensors[i]);
     const auto is_full = [&](const planned_shard& last) {
       return (last.bytes != 0 && bytes[i] > most - std::min(most, last.bytes)) ||
@@ -248,7 +248,7 @@ LLMMEM_CHECKPOINT_BODY file_plan plan_extras(std::span<const checkpoint_extra> e
   const safetensors_layout layout = lay_out_safetensors(std::move(stored), {}, options.data_alignment);
   planned_file file{detail::shard_name("extra", options, 0, 1), layout.head, layout.header.file_bytes(), {}};
   file.head.resize(static_cast<std::size_t>(file.bytes));
-  std::vector<std::pair<std::string_view, std::uint64_t>> begins;  // of each entry, by its name
+  std::vector<std::pair<std::string_view, std::uint64_t>> begins;  // by the name of the entry
   begins.reserve(layout.header.entries.size());
   for (const safetensors_entry& each : layout.header.entries)
     begins.emplace_back(each.name, layout.header.data_begin + each.begin);

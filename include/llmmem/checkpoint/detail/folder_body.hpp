@@ -1,5 +1,5 @@
 /// @file
-/// The commit protocol.
+/// Bodies of `checkpoint_folder`: the commit protocol.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -60,8 +60,8 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::discard_drafts() {
   }
 }
 
-/// Takes the lock again if its file was removed. Not in the middle of a save: other ranks may have found the
-/// lock free, and have concluded that the save failed.
+/// Takes the lock again if its file was removed, except during a save: other ranks may have found the lock
+/// free, and concluded that the save failed.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::hold_lock() {
   if (lock_->is_held()) return;
   std::optional<storage_ref::lock_type> again = storage_.try_lock(std::string(checkpoint_names::lock));
@@ -78,7 +78,7 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::hold_lock() {
   lock_ = std::move(again);
 }
 
-/// Determines whether a folder can be renamed here.
+/// Determines whether the storage can rename folders.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::probe() {
   const std::string from = std::string(checkpoint_names::probe) + std::to_string(storage_.nonce());
   const std::string to = from + "-renamed";
@@ -99,13 +99,13 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_left_over() {
     if (!is_left_over(each.name)) continue;
     try {
       remove_entry(each);
-    } catch (const storage_error&) {  // it is not a checkpoint's name: it is removed next time
+    } catch (const storage_error&) {  // its name is not a checkpoint's: the next opening removes it
     }
   }
 }
 
-/// Removes a folder with all its contents, or a file, or a link, because other ranks rename and remove
-/// remains.
+/// Removes a folder with all its contents, a file, or a link. A missing entry is no failure, because other
+/// ranks rename and remove remains.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_entry(const storage_entry& entry) {
   if (entry.what == storage_entry::kind::folder) {
     remove_tree(entry.name);
@@ -125,13 +125,13 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_without_manifest() {
       if (error.number() != ENOENT) continue;
       try {
         remove_tree(name);
-      } catch (const storage_error&) {  // it is removed next time
+      } catch (const storage_error&) {  // the next opening removes it
       }
     }
   }
 }
 
-/// A missing entry is no error: the goal is reached.
+/// Removes a file; a missing one is no error, because the goal is reached.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_if_there(const std::string& path) {
   try {
     storage_.remove(path);
@@ -140,7 +140,8 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_if_there(const std::s
   }
 }
 
-/// A file that cannot be removed does not stop the others. @throws the first problem, at the end.
+/// Removes a folder and its files. If a file cannot be removed, continues with the others. @throws the first
+/// problem, at the end.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_tree(const std::string& folder) {
   std::optional<storage_error> first;
   try {
@@ -186,7 +187,7 @@ LLMMEM_CHECKPOINT_BODY checkpoint_draft checkpoint_folder_base::begin_as(const c
 
 LLMMEM_CHECKPOINT_BODY checkpoint_draft checkpoint_folder_base::make_draft(const checkpoint_id& id) {
   checkpoint_draft draft{id, folder_name(id)};
-  // With a random number as well, so that a process left over from another run writes to its own draft.
+  // The name also has a random number, so that a process left over from another run writes to its own draft.
   if (method_ == commit_method::rename)
     draft.folder =
         std::string(checkpoint_names::draft) + draft.folder + "-" + std::to_string(storage_.nonce());
@@ -248,8 +249,8 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::commit(const checkpoint_draf
   }
   check_lock();  // the next holder has removed the draft: its error would not say why
   check_stored(manifest);
-  // Everything that can fail comes before it becomes visible; if there is no memory for the text, it is still
-  // uncertain.
+  // All that can fail comes before the checkpoint becomes visible. If there is no memory for the text, the
+  // exception is still `durability_uncertain`.
   uncertain_.reserve(uncertain_.size() + 1);
   const std::string name = folder_name(draft.id);
   const durability_uncertain in_short(name + " may exist or not, now or after a crash");
@@ -303,7 +304,8 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::commit_by_manifest(const che
   try {
     write_file(path, text);
   } catch (const storage_error& error) {
-    // Written but not synced: others may have seen a whole one. Now undo that if possible.
+    // The manifest is written but not synced, so other processes may have seen a complete one. Undo that if
+    // possible.
     try {
       remove_if_there(path);
     } catch (const storage_error&) {
@@ -318,8 +320,8 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::commit_by_manifest(const che
   }
 }
 
-/// Returns the present name of a draft whose rename is reported as failed: a file server's answer may be
-/// lost, and then the repeated request finds nothing to rename.
+/// Returns the present name of a draft whose rename is reported as failed. A file server's answer may be
+/// lost, and its repeated request then finds nothing to rename.
 LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::name_now(const checkpoint_draft& draft) noexcept
     -> draft_name {
   try {
@@ -340,7 +342,7 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::abandon(const checkpoint_dra
   } catch (...) {
     try {
       abandoned_.push_back(draft.folder);
-    } catch (...) {  // the rest is removed when the folder is next opened
+    } catch (...) {  // the next opening of the folder removes the rest
     }
   }
 }
@@ -352,7 +354,7 @@ LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::remova
   return all;
 }
 
-/// Checks only sizes.
+/// Returns whether a checkpoint's files exist with their sizes.
 LLMMEM_CHECKPOINT_BODY bool checkpoint_folder_base::is_complete(const found_checkpoint& found) {
   try {
     for (const checkpoint_file& each : found.manifest.files)
@@ -363,11 +365,12 @@ LLMMEM_CHECKPOINT_BODY bool checkpoint_folder_base::is_complete(const found_chec
   }
 }
 
-/// Newest first.
+/// Returns the checkpoints that the retention gives up, newest first.
 LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::leaving(retention_ref retention) -> leaving_list {
   leaving_list list;
   std::vector<leaving_checkpoint>& all = list.all;
-  std::vector<std::uint64_t> needed;  // generations that incremental ones refer to, which are always older
+  // Generations that incremental checkpoints refer to, which are always older.
+  std::vector<std::uint64_t> needed;
   std::uint64_t newer = 0;
   for (const checkpoint_id& id : list_checkpoints(storage_)) {
     const bool counts = std::ranges::find(uncertain_, id.generation) == uncertain_.end();
@@ -376,14 +379,14 @@ LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::leaving(retention_ref retent
       found = detail::open_manifest(storage_, id);
     } catch (const storage_error& error) {
       const bool is_none = error.number() == ENOENT && !detail::leads_nowhere(storage_, folder_name(id));
-      if (is_none) continue;  // not whole
-      // It may still be complete, and refer to any older one.
+      if (is_none) continue;  // incomplete
+      // The checkpoint may still be complete, and refer to any older one.
       list.unread = error.what();
       return list;
-    } catch (const error&) {  // damaged: it must not count, and stays for a person to examine
+    } catch (const error&) {  // a damaged one does not count, and stays for a person to examine
       continue;
     }
-    if (!is_complete(found)) {  // damaged, too; the files that it refers to may still be useful
+    if (!is_complete(found)) {  // also damaged; the files that it refers to may still be useful
       for (const stored_chunks& each : found.manifest.stored)
         needed.push_back(each.generation);
       continue;
@@ -399,10 +402,10 @@ LLMMEM_CHECKPOINT_BODY auto checkpoint_folder_base::leaving(retention_ref retent
   return list;
 }
 
-/// Collects problems while the other work continues.
+/// Collects problems while other work continues.
 class checkpoint_folder_base::troubles {
  public:
-  /// Calls `work`, and records a refusal of the storage. Returns whether it was done.
+  /// Calls `work`, and records a failure of the storage. Returns whether the work was done.
   template <class Work>
   bool bear(Work work) {
     try {
@@ -428,7 +431,7 @@ class checkpoint_folder_base::troubles {
   std::uint64_t count_ = 0;
 };
 
-/// Returns the generations held by readers. Removes the remains of dead readers.
+/// Returns the generations that readers hold. Removes the remains of dead readers.
 LLMMEM_CHECKPOINT_BODY std::vector<std::uint64_t> checkpoint_folder_base::held_by_readers(troubles& met) {
   std::vector<std::uint64_t> held;
   for (const storage_entry& each : storage_.list("")) {
@@ -445,19 +448,19 @@ LLMMEM_CHECKPOINT_BODY std::vector<std::uint64_t> checkpoint_folder_base::held_b
   return held;
 }
 
-/// Removes the names of checkpoints from these. @return those for which it succeeded.
+/// Takes the names of checkpoints from these folders. @return the checkpoints for which that succeeded.
 LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::remove_names(
     const std::vector<leaving_checkpoint>& leaving, troubles& met) {
   std::vector<checkpoint_id> gone;
   if (leaving.empty()) return gone;
-  // No reader takes a hold during this: a reader with a hold keeps its checkpoint as long as it wants. While
-  // a reader is taking a hold, nothing is removed; it will be next time.
+  // No reader can take a hold during this, because a reader with a hold keeps its checkpoint as long as it
+  // wants. If a reader is taking a hold now, nothing is removed until the next call.
   std::optional<storage_ref::lock_type> alone;
   met.bear([&] { alone = storage_.try_lock(std::string(checkpoint_names::holding)); });
   if (!alone) return gone;
-  std::vector<std::uint64_t> needed;                        // by those that may still exist after a crash
-  std::vector<std::uint64_t> stays = held_by_readers(met);  // and those needed by checkpoints that could not
-                                                            // be removed
+  std::vector<std::uint64_t> needed;  // generations needed by checkpoints that may still exist after a crash
+  // Also those needed by checkpoints that could not be removed.
+  std::vector<std::uint64_t> stays = held_by_readers(met);
   const std::vector<storage_entry> entries = storage_.list("");
   const auto has = [](const std::vector<std::uint64_t>& all, std::uint64_t generation) {
     return std::ranges::find(all, generation) != all.end();
@@ -488,11 +491,11 @@ LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::remove
   return gone;
 }
 
-/// Removes everything that no longer has a checkpoint's name, also from earlier calls.
+/// Removes all folders that no longer have a checkpoint's name, also from earlier calls.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::remove_trash(const std::vector<checkpoint_id>& gone,
                                                                  troubles& met) {
   if (method_ == commit_method::rename) {
-    // Before their files are removed: a folder that is not whole must not have a checkpoint's name.
+    // Sync before any file is removed, because an incomplete folder must not have a checkpoint's name.
     if (!gone.empty() && !met.bear([&] { storage_.sync_folder(""); })) return;
     for (const storage_entry& each : storage_.list("")) {
       if (each.name.starts_with(checkpoint_names::trash)) met.bear([&] { remove_entry(each); });
@@ -509,7 +512,7 @@ LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::tidy(r
   const leaving_list list = leaving(retention);
   const std::vector<checkpoint_id> gone = remove_names(list.all, met);
   remove_trash(gone, met);
-  // Last, so that a failure to write it does not affect the removals.
+  // LATEST comes last, so that a failure to write it does not affect the removals.
   const std::vector<checkpoint_id> left = list_checkpoints(storage_);
   if (!left.empty()) met.bear([&] { hint_at(left.front()); });
   if (!list.unread.empty()) met.note(list.unread + "; no older checkpoint is removed while it may need one");
@@ -517,7 +520,7 @@ LLMMEM_CHECKPOINT_BODY std::vector<checkpoint_id> checkpoint_folder_base::tidy(r
   return gone;
 }
 
-/// Not synced, because nothing relies on it.
+/// Writes LATEST without a sync, because nothing relies on it.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::hint_at(const checkpoint_id& id) {
   const std::string latest(checkpoint_names::latest);
   const bool renames = method_ == commit_method::rename;

@@ -1,5 +1,5 @@
 /// @file
-/// What an incremental save refers to, and how it records where chunks are.
+/// The checkpoint that an incremental save refers to, and the record of where its chunks are.
 #pragma once
 
 #include <llmmem/checkpoint/manifest.hpp>
@@ -22,11 +22,10 @@ using chunk_digest_value = std::array<std::uint64_t, 2>;
 
 /// A rank's part of a committed checkpoint, to which the next one may refer.
 struct committed_part {
-  checkpoint_manifest part{};                            // its files are in planned order, followed by extras
-  std::vector<std::vector<chunk_digest_value>> digests;  // of files and chunks
-  std::uint64_t version = 0;                             // of the view
-  std::uint32_t since_whole = 0;                         // number of committed ones since the whole one,
-                                                         // inclusive
+  checkpoint_manifest part{};                            // files in planned order, followed by extras
+  std::vector<std::vector<chunk_digest_value>> digests;  // by file and chunk
+  std::uint64_t version = 0;                             // version of the view
+  std::uint32_t since_whole = 0;  // number of committed checkpoints since the last full one, inclusive
 };
 
 /// Returns where a chunk of a file of a committed part is.
@@ -38,7 +37,7 @@ struct committed_part {
   return {part.stored[run.stored], run.place + (chunk - run.first)};
 }
 
-/// Records in a new part where the chunks of one of its files are, one after the other.
+/// Records in a new part the places of the chunks of one of its files, in order.
 class run_list {
  public:
   run_list(checkpoint_manifest& part, checkpoint_file& file)
@@ -60,7 +59,8 @@ class run_list {
 
  private:
   [[nodiscard]] std::uint32_t number_of(const stored_chunks& in) {
-    // Short: one file of each checkpoint since the last whole one. Earlier entries belong to other files.
+    // The search is short: one file of each checkpoint since the last full one. Earlier entries belong to
+    // other files.
     const auto found =
         std::find(part_->stored.begin() + static_cast<std::ptrdiff_t>(first_), part_->stored.end(), in);
     if (found == part_->stored.end()) {

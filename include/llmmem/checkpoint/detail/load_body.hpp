@@ -1,5 +1,5 @@
 /// @file
-/// How a checkpoint is read: what to copy from which file, chunk by chunk.
+/// Bodies of `checkpoint_loader`: which bytes to copy from which file, chunk by chunk.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -25,13 +25,13 @@ inline namespace v0 {
 
 namespace detail {
 
-/// What is read from a file.
+/// The bytes to read from a file.
 struct load_file {
   std::uint32_t file = 0;
   std::vector<load_copy> copies{};
 };
 
-/// Reads a file's header, by whole verified chunks if that is requested.
+/// Reads a file's header, in whole verified chunks if the caller requests checksums.
 [[nodiscard]] inline safetensors_header read_header(const file_chunks& input, const found_checkpoint& from,
                                                     const checkpoint_file& file, verification how,
                                                     std::uint64_t& read_bytes) {
@@ -71,10 +71,11 @@ struct load_file {
   return elements / 8 * bits + rest / 8;
 }
 
-/// Lets one thread do what others ask, one request after the other; they wait until it is done.
+/// Lets one thread execute the requests of others, one after another; each requester waits for its own.
 class handover {
  public:
-  /// Called by the others. Returns false when it was stopped: nothing more is done.
+  /// The other threads call this. Returns false if the handover was stopped; no further request is executed
+  /// then.
   template <class Work>
   bool ask(Work work) {
     request mine{&work, [](void* of) { (*static_cast<Work*>(of))(); }, state::waits};
@@ -85,14 +86,14 @@ class handover {
     changed_.wait(lock, [&] { return mine.how != state::waits; });
     return mine.how == state::done;
   }
-  /// One of the others has ended, and makes no more requests.
+  /// Another thread calls this at its end, after its last request.
   void leave() {
     const std::scoped_lock lock(mutex_);
     --others_;
     changed_.notify_all();
   }
-  /// Called by the one thread: serves requests until all others have left. An exception from `work` stops it,
-  /// and is rethrown once all have left.
+  /// The one thread calls this: it serves requests until all others have left. An exception from `work` stops
+  /// it, and is rethrown once all have left.
   void serve(std::size_t others) {
     std::unique_lock lock(mutex_);
     others_ += static_cast<std::ptrdiff_t>(others);
@@ -129,11 +130,11 @@ class handover {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<request*> asked_{};
-  std::ptrdiff_t others_ = 0;  // others may leave before `serve` counts them
+  std::ptrdiff_t others_ = 0;  // may be negative, because others may leave before `serve` counts them
   bool is_stopped_ = false;
 };
 
-/// The copies of a file, sorted by their beginnings, so that those within a stretch are found.
+/// The copies of a file, sorted by their beginnings, to find those within a range.
 class copies_within {
  public:
   explicit copies_within(std::span<const load_copy> copies) : copies_(copies), ends_(copies.size()) {
@@ -142,7 +143,7 @@ class copies_within {
       ends_[i] = end = std::max(end, copies[i].end());
   }
 
-  /// Returns those that may have bytes in `[begin, end)`; the others have none.
+  /// Returns the copies that may have bytes in `[begin, end)`; all others have none.
   [[nodiscard]] std::span<const load_copy> of(std::uint64_t begin, std::uint64_t end) const {
     const auto first = std::ranges::upper_bound(ends_, begin) - ends_.begin();
     const auto last = std::ranges::lower_bound(copies_, end, {}, &load_copy::begin) - copies_.begin();
@@ -152,7 +153,7 @@ class copies_within {
 
  private:
   std::span<const load_copy> copies_;  // sorted by `begin`
-  std::vector<std::uint64_t> ends_;    // the highest end up to each
+  std::vector<std::uint64_t> ends_;    // the highest end up to each copy
 };
 
 /// Reads the files of a plan with several readers concurrently.
@@ -187,10 +188,10 @@ class checkpoint_reader {
     std::vector<std::thread> readers;
     readers.reserve(useful);
     try {
-      // If the caller passes bytes to the sink, it does not read.
+      // If the caller's thread passes bytes to the sink, it does not read.
       for (std::size_t i = gives_here ? 0 : 1; shares && i < useful; ++i)
         readers.emplace_back(work, gives_here ? &to_caller : nullptr);
-    } catch (const std::system_error&) {  // no more threads are available: the existing ones suffice
+    } catch (const std::system_error&) {  // the system has no more threads; the existing ones suffice
     }
     if (gives_here && !readers.empty()) {
       try {
@@ -212,7 +213,7 @@ class checkpoint_reader {
  private:
   static constexpr std::uint64_t none_left = std::uint64_t{1} << 62;
 
-  /// Passes bytes to the sink on the right thread. Returns false when everything has been stopped.
+  /// Passes bytes to the sink on the right thread. Returns false if the load was stopped.
   template <class Give>
   [[nodiscard]] bool give(handover* through, Give work) {
     if (through != nullptr) return through->ask(work);
@@ -275,7 +276,7 @@ class checkpoint_reader {
   std::exception_ptr failed_;
 };
 
-/// Returns the indices of named items, sorted by name. @param name_of  an index.
+/// Returns the indices of named items, sorted by name. @param name_of returns the name of an index.
 template <class NameOf>
 [[nodiscard]] std::vector<std::uint32_t> sorted_places(std::size_t count, NameOf name_of_place) {
   std::vector<std::uint32_t> places(count);
@@ -299,8 +300,8 @@ template <class NameOf>
 struct checkpoint_loader::wishes {
   std::vector<tensor_facts> catalogue{};
   std::vector<stored_piece> stored{};
-  std::vector<const checkpoint_piece*> pieces{};  // of the stored ones
-  std::vector<std::uint32_t> tensors{};           // index in the manifest of the catalogue's tensors
+  std::vector<const checkpoint_piece*> pieces{};  // the stored pieces
+  std::vector<std::uint32_t> tensors{};           // the manifest's index of each tensor of the catalogue
   std::vector<wanted_piece> wanted{};
 };
 
@@ -380,7 +381,7 @@ LLMMEM_CHECKPOINT_BODY auto checkpoint_loader::know(std::uint32_t file, const de
 
 namespace detail {
 
-/// Returns where a piece's bytes begin in its file, whose header must agree with the manifest.
+/// Returns where a piece's bytes begin in its file. The file's header must agree with the manifest.
 [[nodiscard]] inline std::uint64_t find_piece(const safetensors_header& header,
                                               const std::vector<std::uint32_t>& by_name,
                                               const checkpoint_piece& piece, const checkpoint_tensor& tensor,
@@ -449,7 +450,7 @@ LLMMEM_CHECKPOINT_BODY std::optional<std::vector<std::byte>> load_extra(storage_
   const std::string called = extra_name(rank, name);
   for (const checkpoint_tensor& each : from.manifest.tensors) {
     if (each.name != called) continue;
-    // As made by `plan_extras`; then it is no longer than its file, whose size is verified.
+    // An extra is as `plan_extras` makes it, so it is no longer than its file, whose size is verified.
     if (each.pieces.size() != 1 || each.pieces[0].runs != element_runs::all_of(elements_of(each)))
       throw format_error(from.folder + ": extra " + detail::json_quoted(called) + " is not in one piece");
     std::vector<std::byte> bytes(

@@ -1,5 +1,5 @@
 /// @file
-/// Copies from a file of a checkpoint to the memory of its loader.
+/// Copies from a checkpoint's file to the memory of its loader.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,12 +16,12 @@ namespace detail {
 
 /// Runs of bytes of a file that become runs of a wanted part.
 struct load_copy {
-  std::uint64_t begin = 0;  // of the first run, in the file
+  std::uint64_t begin = 0;  // position of the first run in the file
   std::uint64_t run = 0;    // bytes
   std::uint64_t count = 0;
   std::uint64_t stride = 0;  // in the file
   std::uint32_t wanted = 0;
-  std::uint64_t to = 0;  // of the first run, in the part
+  std::uint64_t to = 0;  // position of the first run in the part
   std::uint64_t to_stride = 0;
 
   [[nodiscard]] std::uint64_t end() const noexcept { return begin + (count - 1) * stride + run; }
@@ -43,7 +43,7 @@ struct load_copy {
 /// short runs stay cheap.
 struct load_sink {
   void* sink;
-  /// @param bytes  of the file, from byte `first` of it on
+  /// @param bytes  bytes of the file from byte `first` on
   void (*give)(void* sink, const load_copy& copy, std::uint64_t first, std::span<const std::byte> bytes);
 
   template <class Sink>

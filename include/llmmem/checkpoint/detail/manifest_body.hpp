@@ -110,7 +110,7 @@ class manifest_members {
  public:
   explicit manifest_members(json_reader& json) noexcept : json_(&json) {}
 
-  /// Whether `key` is `name`, the `bit`th member, and new.
+  /// Returns whether `key` is `name`, the `bit`th member. Refuses a second one.
   [[nodiscard]] bool is(const std::string& key, std::string_view name, unsigned bit) {
     if (key != name) return false;
     if ((seen_ & 1U << bit) != 0) json_->refuse("'" + std::string(name) + "' occurs twice");

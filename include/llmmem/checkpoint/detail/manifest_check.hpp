@@ -19,7 +19,7 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Whether a name stays inside its folder and is not reserved by the library.
+/// Returns whether a name stays inside its folder and is not reserved by the library.
 [[nodiscard]] inline bool is_plain_name(std::string_view name) noexcept {
   return !name.empty() && name.size() <= 255 && name.front() != '.' && is_utf8(name) &&
          name.find('/') == std::string_view::npos && name.find('\0') == std::string_view::npos &&
@@ -38,7 +38,7 @@ namespace detail {
   return bytes / chunk_bytes + (bytes % chunk_bytes == 0 ? 0 : 1);
 }
 
-/// Computes the file's checksum from its chunks': see `crc32c_combine`, here with one product per chunk.
+/// Computes the file's checksum from those of its chunks: `crc32c_combine` with one product per chunk.
 [[nodiscard]] inline std::uint32_t combined_crc32c(const checkpoint_file& file,
                                                    std::uint64_t chunk_bytes) noexcept {
   if (file.chunks.empty()) return 0;
@@ -50,7 +50,7 @@ namespace detail {
 }
 
 /// Returns the bytes of the stored files that hold a file's chunks. The file cannot be longer, because each
-/// chunk has its own place. Without this check a manifest could make a file of any length from a short one.
+/// chunk has its own place. Without this check, a manifest could make a file of any length from a short one.
 [[nodiscard]] inline std::uint64_t stored_bytes(const checkpoint_manifest& manifest,
                                                 const checkpoint_file& file) {
   const auto key = [&](std::uint32_t i) {
@@ -65,7 +65,8 @@ namespace detail {
   in.erase(std::ranges::unique(in, {}, key).begin(), in.end());  // a duplicate counts once
   std::uint64_t bytes = 0;
   for (const std::uint32_t each : in)
-    bytes = std::min(bytes + manifest.stored[each].bytes, max_bytes);  // neither exceeds that
+    // Cannot overflow: neither exceeds `max_bytes`.
+    bytes = std::min(bytes + manifest.stored[each].bytes, max_bytes);
   return bytes;
 }
 
@@ -88,7 +89,7 @@ inline void check_chunk_runs(const checkpoint_manifest& manifest, const checkpoi
             std::to_string(manifest.stored.size()));
     }
     next += each.count;
-    const std::uint64_t end = next * manifest.chunk_bytes;  // at most a chunk past 2^63
+    const std::uint64_t end = next * manifest.chunk_bytes;  // cannot overflow: at most a chunk past 2^63
     const std::uint64_t bytes = (end < file.bytes ? end : file.bytes) - each.first * manifest.chunk_bytes;
     const stored_chunks& in = manifest.stored[each.stored];
     if (each.place > in.bytes / manifest.chunk_bytes ||
@@ -244,7 +245,7 @@ LLMMEM_CHECKPOINT_BODY void manifest_merger::add(checkpoint_manifest part, const
                            std::to_string(have));
     }
   };
-  check_manifest(part, what);  // checks its numbers of files before any is added to them
+  check_manifest(part, what);  // checks the part's file indices before any number is added to them
   if (parts_.empty()) {
     merged_ = std::move(part);
   } else {
@@ -280,7 +281,7 @@ LLMMEM_CHECKPOINT_BODY void manifest_merger::check_files() const {
   }
 }
 
-/// Merges a tensor's pieces of all parts into the first of them.
+/// Merges a tensor's entries of all parts into the first one.
 LLMMEM_CHECKPOINT_BODY void manifest_merger::fold_tensors() {
   std::vector<checkpoint_tensor>& all = merged_.tensors;
   const std::vector<std::size_t> places = detail::places_by_name(all);

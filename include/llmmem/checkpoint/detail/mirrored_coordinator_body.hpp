@@ -1,5 +1,5 @@
 /// @file
-/// The thread that copies checkpoints to a durable folder.
+/// Bodies of `mirrored_coordinator`: its calls, and its copying thread.
 #pragma once
 
 #include <llmmem/checkpoint/commit_ticket.hpp>
@@ -30,7 +30,7 @@ void mirror_core::tell(Tell tell_it) noexcept {
 
 LLMMEM_CHECKPOINT_BODY mirror_core::mirror_core(const mirror_parts& parts, const mirror_options& options)
     : parts_(parts), options_(options) {
-  static_cast<void>(copy_buffer(options_.buffer_bytes));  // so that its exception is thrown here
+  static_cast<void>(copy_buffer(options_.buffer_bytes));  // throws here if the buffer is too small
   if (parts_.local.rank() != 0) return;
   folder_.emplace(parts_.durable);
   parts_.local_folder(parts_.coordinator).raise_generation(folder_->generation());
@@ -38,7 +38,7 @@ LLMMEM_CHECKPOINT_BODY mirror_core::mirror_core(const mirror_parts& parts, const
   copier_ = std::thread([this] { run(); });
 }
 
-/// A process that ended between a commit and its copy leaves a checkpoint that only this machine has.
+/// Finds a checkpoint that only this machine has, because a process ended between a commit and its copy.
 LLMMEM_CHECKPOINT_BODY void mirror_core::find_what_lacks() {
   const checkpoint_search there = find_checkpoint(parts_.durable, verification::sizes);
   if (there.found) stats_.last_copied = there.found->id;
@@ -59,7 +59,7 @@ LLMMEM_CHECKPOINT_BODY void mirror_core::check_that_one_run(const found_checkpoi
       const checkpoint_manifest there =
           try_again({}, [&] { return open_manifest(parts_.durable, id).manifest; });
       if (folded_manifest(there) == folded_manifest(here.manifest)) return;
-    } catch (const format_error&) {  // damaged: nothing is known of its contents
+    } catch (const format_error&) {  // damaged: its contents are unknown
       return;
     } catch (const storage_error& error) {
       if (!proves_damage(error)) throw;
@@ -100,7 +100,7 @@ LLMMEM_CHECKPOINT_BODY void mirror_core::commit(const checkpoint_draft& draft,
   try {
     parts_.local.commit(draft, part);
   } catch (const durability_uncertain&) {
-    note();  // it is complete, and a copy of it may be all that remains
+    note();  // the checkpoint is complete, and its copy may be all that remains
     throw;
   }
   note();
@@ -116,7 +116,8 @@ LLMMEM_CHECKPOINT_BODY std::string mirror_core::tidy() {
   return trouble;
 }
 
-/// Called before the local folder is tidied: checkpoints being copied must stay, with those they refer to.
+/// Called before the local folder is tidied, because checkpoints that are being copied must stay, with those
+/// they refer to.
 LLMMEM_CHECKPOINT_BODY void mirror_core::hold_local() {
   std::vector<std::uint64_t> held;
   {
@@ -227,7 +228,7 @@ LLMMEM_CHECKPOINT_BODY auto mirror_core::try_copy(const copy_job& job) noexcept 
     note_copied(job, report, monotonic_ns() - began);
     return copy_end::copied;
   } catch (const durability_uncertain& error) {
-    end = copy_end::failed_for_good;  // its name is taken
+    end = copy_end::failed_for_good;  // another checkpoint has its name
     why = reason_of(error);
   } catch (const copy_stopped& error) {
     end = copy_end::failed_for_good;
@@ -247,7 +248,8 @@ LLMMEM_CHECKPOINT_BODY copy_verdict mirror_core::watch(const copy_progress& prog
   return stops_ ? copy_verdict::stop : copy_verdict::proceed;
 }
 
-/// Whether to make another attempt: not when a newer one waits, or everything is ending.
+/// Waits, and returns whether to make another attempt: not if a newer checkpoint waits, or the coordinator is
+/// ending.
 LLMMEM_CHECKPOINT_BODY bool mirror_core::waits_for_retry() {
   const std::uint64_t began = monotonic_ns();
   std::unique_lock lock(mutex_);
@@ -291,7 +293,7 @@ LLMMEM_CHECKPOINT_BODY void mirror_core::note_trouble(std::string what) noexcept
   stats_.last_error = std::move(what);
 }
 
-/// A problem here undoes no copy.
+/// Tidies the durable folder; a problem here does not undo the copy.
 LLMMEM_CHECKPOINT_BODY void mirror_core::tidy_durable() noexcept {
   try {
     static_cast<void>(folder_->tidy(parts_.retention));

@@ -18,8 +18,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A kind, numbers and a text. In a file: a line with the first two, the text, and a CRC-32C of all that, so
-/// that a partial or damaged message counts as none.
+/// A kind, numbers and a text. A file has a line with the kind and the numbers, then the text, then a CRC-32C
+/// of both, so that a partial or damaged message counts as none.
 struct rank_message {
   std::string kind{};
   std::vector<std::uint64_t> numbers{};
@@ -40,9 +40,9 @@ inline constexpr std::string_view rank_message_format = "llmmem-rank-1 ";
   return text + "\n";
 }
 
-/// Returns nothing if it is not whole.
+/// Returns nothing if the message is incomplete.
 [[nodiscard]] inline std::optional<rank_message> read_rank_message(std::string_view text) {
-  constexpr std::size_t tail = 9;  // of the checksum, and the end of the line
+  constexpr std::size_t tail = 9;  // length of the checksum and the end of the line
   if (text.size() < tail + 1 || text.back() != '\n') return std::nullopt;
   const auto sum = read_hex(text.substr(text.size() - tail, tail - 1));
   text.remove_suffix(tail);

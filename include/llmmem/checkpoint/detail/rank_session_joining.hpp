@@ -1,5 +1,5 @@
 /// @file
-/// How ranks of a `rank_session` join, and how a session of all of them begins.
+/// Bodies of `rank_session`: how ranks join, and how their session begins.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -75,7 +75,7 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::gather(const std::vector<std::str
       continue;
     }
     waits_.ranks.push_back(rank);
-    // One of them belongs to a dead process: a living one publishes again.
+    // All but one belong to dead processes: rank 0 removes all, and a live process publishes its nonce again.
     for (const auto& [nonce, name] : joined[rank])
       remove_quietly(name);
   }
@@ -110,11 +110,11 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::find_session(const std::vector<st
   try {
     static_cast<void>(publish(own, {"join", {options_.rank, options_.world, nonce_}, {}}));
   } catch (const storage_error& error) {
-    // Rank 0 started and tidied, possibly while the file was being opened, which has no error number: the
+    // Rank 0 started and tidied, possibly while this rank opened the file, which has no error number. The
     // next call publishes again.
     if (error.number() != ENOENT && error.number() != 0) throw;
     if (error.number() == 0) waits_.text += "; " + std::string(error.what());
-  } catch (const io_error& error) {  // the same, while it was being opened
+  } catch (const io_error& error) {  // the same: rank 0 removed the file while this rank opened it
     waits_.text += "; " + std::string(error.what());
   }
   return false;

@@ -24,7 +24,7 @@ LLMMEM_CHECKPOINT_BODY std::string rank_session_base::vote_name(std::uint64_t nu
   return name_of("vote", number) + "-" + std::to_string(rank);
 }
 
-/// The names of all messages, sorted.
+/// Returns the names of all messages, sorted.
 LLMMEM_CHECKPOINT_BODY std::vector<std::string> rank_session_base::names() {
   std::vector<std::string> there;
   for (storage_entry& each : storage_.list("")) {
@@ -39,7 +39,7 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::has(const std::vector<std::string
   return std::ranges::binary_search(sorted, name);
 }
 
-/// Files that cannot be removed are removed when the folder is next opened.
+/// If a file cannot be removed, the next opening of the folder removes it.
 LLMMEM_CHECKPOINT_BODY void rank_session_base::remove_quietly(const std::string& name) {
   try {
     storage_.remove(name);
@@ -47,14 +47,14 @@ LLMMEM_CHECKPOINT_BODY void rank_session_base::remove_quietly(const std::string&
   }
 }
 
-/// Synced, because in a folder shared by machines another one reliably sees only synced data.
+/// Writes and syncs a message, because another machine reliably sees only synced data of a shared folder.
 LLMMEM_CHECKPOINT_BODY void rank_session_base::write_message(const std::string& name, std::string_view text) {
   auto output = storage_.create(name, text.size());
   static_cast<void>(output.begin_write(0, std::as_bytes(std::span(text.data(), text.size()))));
   output.sync();
 }
 
-/// Returns whether this was the first file of that name.
+/// Gives a message its name, and returns whether it is the first file of that name.
 LLMMEM_CHECKPOINT_BODY bool rank_session_base::publish(const std::string& name,
                                                        const detail::rank_message& message) {
   const std::string text = detail::to_text(message);
@@ -87,7 +87,7 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::give_name(const std::string& from
     if (error.number() == EEXIST) return false;
     if (!detail::is_unsupported(error.number())) throw;
   }
-  // Other ranks may see half of it, and ignore that.
+  // Other ranks may see half of the message, and ignore it.
   try {
     write_message(name, text);
   } catch (const storage_error& error) {
@@ -98,19 +98,19 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::give_name(const std::string& from
   return true;
 }
 
-/// Returns nothing if it does not exist, or is not whole.
+/// Returns nothing if the message does not exist, or is incomplete.
 LLMMEM_CHECKPOINT_BODY std::optional<detail::rank_message> rank_session_base::read(const std::string& name) {
   try {
     return detail::read_rank_message(detail::read_whole(storage_, name, max_manifest_bytes + 4096));
   } catch (const storage_error& error) {
     if (error.number() == ENOENT || error.number() == ESTALE) return std::nullopt;
     throw;
-  } catch (const io_error&) {  // it was removed while it was being opened
+  } catch (const io_error&) {  // another rank removed it while this one opened it
     return std::nullopt;
   }
 }
 
-/// For this session and that round.
+/// Reads a message of this session and that round.
 LLMMEM_CHECKPOINT_BODY std::optional<detail::rank_message> rank_session_base::read_told(
     const std::string& name, std::string_view kind, std::uint64_t number, std::size_t numbers) {
   auto message = read(name);
@@ -136,7 +136,7 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::decide(std::uint64_t number, verd
                  {"decision", {*session_, number, options_.rank, what == verdict::go ? 1U : 0U}, why});
 }
 
-/// The outcome stands, whether or not it can be announced.
+/// Announces the outcome, which stands even if that fails.
 LLMMEM_CHECKPOINT_BODY void rank_session_base::tell(const round& of, fate how, const std::string& why) {
   try {
     static_cast<void>(
@@ -147,7 +147,8 @@ LLMMEM_CHECKPOINT_BODY void rank_session_base::tell(const round& of, fate how, c
   }
 }
 
-/// All ranks have voted in a later round: earlier messages are no longer read.
+/// Removes the messages of rounds before `number`: all ranks have voted in a later round, so no rank reads
+/// them.
 LLMMEM_CHECKPOINT_BODY void rank_session_base::forget_before(std::uint64_t number,
                                                              const std::vector<std::string>& there) {
   const std::string prefix = detail::session_prefix(*session_);

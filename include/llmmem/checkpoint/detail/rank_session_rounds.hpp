@@ -59,7 +59,8 @@ LLMMEM_CHECKPOINT_BODY checkpoint_draft rank_session_base::announce(std::uint64_
       return publish(name_of("draft", next_),
                      {"draft", {*session_, next_, draft.id.step, draft.id.generation}, draft.folder});
     };
-    while (!told()) {  // reported as failed but in fact written: no rank must wait for it
+    while (!told()) {  // the write may have succeeded although it was reported as failed; no rank may wait
+                       // for this round
       static_cast<void>(decide(next_, verdict::stop, "it could not announce it"));
       ++next_;
     }
@@ -83,7 +84,7 @@ LLMMEM_CHECKPOINT_BODY void rank_session_base::vote(const checkpoint_draft& draf
     return;
   }
   storage_.sync_folder(draft.folder);
-  of.has_voted = true;  // even if the next step fails, it may have been received
+  of.has_voted = true;  // even if the next line fails, rank 0 may have received the vote
   static_cast<void>(publish(vote_name(of.number, options_.rank),
                             {"vote", {*session_, of.number, options_.rank}, to_json(part)}));
 }
@@ -124,7 +125,7 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::try_conclude(const checkpoint_dra
   return true;
 }
 
-/// Whether all votes have arrived.
+/// Returns whether all votes have arrived.
 LLMMEM_CHECKPOINT_BODY bool rank_session_base::gather_votes(round& of,
                                                             const std::vector<std::string>& there) {
   waits_ = {};
@@ -154,7 +155,7 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::gather_votes(round& of,
   return waits_.ranks.empty();
 }
 
-/// Stops for an error that rank 0 found: all ranks must learn of it.
+/// Stops the round for an error that rank 0 found, so that all ranks learn of it.
 LLMMEM_CHECKPOINT_BODY void rank_session_base::refuse(round& of, const std::string& why) {
   if (!decide(of.number, verdict::stop, why)) {
     if (const auto by = read_decision(of.number)) fail_stopped(of, *by);
@@ -172,7 +173,7 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::commit(round& of) {
       merger.add(*of.votes[rank], "the vote of rank " + std::to_string(rank));
     all = std::move(merger).finish("the votes of all ranks");
     detail::check_complete(all, "the votes of all ranks");
-  } catch (const std::exception& error) {  // also if it is too large for this machine
+  } catch (const std::exception& error) {  // also if the manifest is too large for this machine
     refuse(of, error.what());
   }
   try {
@@ -201,7 +202,7 @@ LLMMEM_CHECKPOINT_BODY bool rank_session_base::commit(round& of) {
   return true;
 }
 
-/// The problem undoes nothing, and must not appear to.
+/// Records a problem that undoes nothing, without an exception that would suggest otherwise.
 LLMMEM_CHECKPOINT_BODY void rank_session_base::note_trouble(const round& of, const char* what,
                                                             const std::exception& why) noexcept {
   try {
@@ -253,7 +254,7 @@ LLMMEM_CHECKPOINT_BODY std::string rank_session_base::stopped_by(const decision&
 LLMMEM_CHECKPOINT_BODY void rank_session_base::stop(const checkpoint_draft& draft, const std::string& why) {
   round& of = current(draft, "stop");
   if (of.is_over) return;
-  const bool may_be_there = options_.rank != 0 && of.has_voted;  // rank 0 knows what it has committed
+  const bool may_be_there = options_.rank != 0 && of.has_voted;  // rank 0 knows its own commits
   const auto uncertain = [&](const std::string& text) {
     of.is_there = true;
     return durability_uncertain(where(draft) + text + "; look for " + folder_name(draft.id));
@@ -280,8 +281,7 @@ LLMMEM_CHECKPOINT_BODY std::string rank_session_base::abandon(const checkpoint_d
   std::string stopped;
   const bool is_current = round_ && round_->draft.id == draft.id && round_->draft.folder == draft.folder;
   if (!is_current)
-    return stopped;  // the round is over; if drafts are not renamed it may be a checkpoint by
-                     // now
+    return stopped;  // the round is over; without a rename, the draft may be a checkpoint by now
   try {
     round& of = *round_;
     if (of.is_there) return stopped;

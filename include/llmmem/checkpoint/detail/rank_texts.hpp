@@ -1,5 +1,5 @@
 /// @file
-/// Texts about other ranks, for ranks that save together.
+/// Error texts about other ranks that save a checkpoint together.
 #pragma once
 
 #include <llmmem/checkpoint/detail/rank_message.hpp>

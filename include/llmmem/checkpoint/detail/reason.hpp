@@ -1,5 +1,5 @@
 /// @file
-/// Reasons of failures, for texts made where nothing may throw: memory may be the cause.
+/// Texts for reasons of failures, made without exceptions, because a lack of memory may be the failure.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -12,7 +12,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Returns the text, or a short one that needs no heap if there is no memory for it.
+/// Returns the text, or a short one without heap memory if there is no memory for it.
 [[nodiscard]] inline std::string reason(std::string_view text) noexcept {
   try {
     return std::string(text);

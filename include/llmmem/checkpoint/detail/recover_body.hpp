@@ -1,5 +1,5 @@
 /// @file
-/// Finds the newest checkpoint of several sources.
+/// Bodies of `recover`: finds the newest checkpoint of several sources.
 #pragma once
 
 #include <llmmem/checkpoint/copy.hpp>
@@ -67,27 +67,27 @@ struct source_list {
           std::move(trouble.why)};
 }
 
-/// Whether a listed checkpoint no longer exists, or a newer one does: then the search starts again.
+/// Returns whether a listed checkpoint no longer exists, or a newer one does; the search then starts again.
 [[nodiscard]] inline bool is_outdated(const source_set& sources, const source_list& listed,
                                       const source_entry& entry, const search_patience& waits) {
   try {
     const auto now = try_again(waits, [&] { return sources.list(entry.source); });
     return std::ranges::find(now, entry.id) == now.end() ||
            now.front().generation > listed.entries.front().id.generation;
-  } catch (const std::exception&) {  // refused now; the next source may have it
+  } catch (const std::exception&) {  // this source refuses now; the next one may have it
     return false;
   }
 }
 
 /// Returns how two checkpoints of the same generation differ, or nothing. Manifests are compared without the
-/// places of chunks, because a copy of an incremental checkpoint has them elsewhere.
+/// places of chunks, because a copy of an incremental checkpoint has other places.
 [[nodiscard]] inline std::string difference(const source_set& sources, const source_entry& one,
                                             const checkpoint_manifest& contents, const source_entry& other) {
   if (one.id.step != other.id.step) return "it has the generation of step " + std::to_string(one.id.step);
   try {
     if (folded_manifest(sources.manifest(other.source, other.id)) != folded_manifest(contents))
       return "it has the same step and generation as another one, but other contents";
-  } catch (const std::exception&) {  // damaged: it does not matter
+  } catch (const std::exception&) {  // a damaged checkpoint does not matter
   }
   return {};
 }
@@ -95,7 +95,7 @@ struct source_list {
 /// Records generations that were used twice: for the found checkpoint by contents, for others by their steps.
 inline void note_conflicts(const source_set& sources, const source_list& listed, const source_entry& taken,
                            const found_checkpoint& found, std::vector<skipped_in_source>& skipped) {
-  const source_entry* first = nullptr;  // of its generation
+  const source_entry* first = nullptr;  // first entry of its generation
   for (const source_entry& each : listed.entries) {
     const bool is_of_taken = each.id.generation == taken.id.generation;
     if (first == nullptr || first->id.generation != each.id.generation) first = &each;
@@ -114,7 +114,7 @@ inline void note_conflicts(const source_set& sources, const source_list& listed,
 
 LLMMEM_CHECKPOINT_BODY recovery_result recover_from(const source_set& all, verification how,
                                                     const search_patience& waits) {
-  // As in `find_checkpoint`: more attempts than this mean a race that cannot be won.
+  // As in `find_checkpoint`: after this many attempts, the race cannot be won.
   constexpr int tries = 16;
   for (int i = 0;; ++i) {
     recovery_result recovered;
@@ -127,7 +127,7 @@ LLMMEM_CHECKPOINT_BODY recovery_result recover_from(const source_set& all, verif
       throw io_error(text);
     }
     bool again = false;
-    const source_entry* unread = nullptr;  // may be complete: nothing older is taken instead
+    const source_entry* unread = nullptr;  // may be complete, so nothing older is taken instead
     std::string why_unread;
     const auto refuse = [&] {
       throw unreadable_checkpoint("recover: " +

@@ -1,5 +1,5 @@
 /// @file
-/// How ranks agree on the state to continue from.
+/// Bodies of `replica_source`: how ranks agree on the state to continue from.
 #pragma once
 
 #include <llmmem/checkpoint/detail/copy_body.hpp>
@@ -20,13 +20,13 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Gathers numbers of each rank on every rank.
+/// Gathers the numbers of each rank on every rank.
 template <transport T>
 class number_gathering {
  public:
   number_gathering(T& ranks, deadline by, std::uint32_t tag) : ranks_(&ranks), call_{.by = by, .tag = tag} {}
 
-  /// Gathers as many of each rank as `counts` says.
+  /// Gathers `counts[r]` numbers of each rank r.
   [[nodiscard]] std::vector<std::uint64_t> all(std::span<const std::uint64_t> mine,
                                                std::span<const std::uint64_t> counts) {
     std::vector<std::uint64_t> blocks{0};
@@ -51,7 +51,7 @@ class number_gathering {
   collective_call call_;
 };
 
-/// What every rank lists, newest first.
+/// The checkpoints that every rank lists, newest first.
 struct common_list {
   std::vector<checkpoint_id> ids{};
   std::vector<std::uint32_t> blind{};  // ranks that could list no source
@@ -96,7 +96,7 @@ template <transport T>
   return common;
 }
 
-/// Records the checkpoints here that would be newer than the result, but are not on all ranks.
+/// Records this rank's checkpoints that would be newer than the result, but are not on all ranks.
 template <class Recovery>
 void note_partial(const source_set& sources, const source_list& listed, const common_list& common,
                   Recovery& recovered) {
@@ -109,11 +109,11 @@ void note_partial(const source_set& sources, const source_list& listed, const co
   }
 }
 
-/// What a rank has of a checkpoint, as a number that ranks exchange.
+/// The state of a checkpoint on a rank, as a number that ranks exchange.
 enum class rank_has : std::uint64_t {
-  nothing,  ///< everything that it has of it is damaged
+  nothing,  ///< all its copies of the checkpoint are damaged
   whole,
-  unread  ///< it may be complete, but could not be read
+  unread  ///< a copy may be complete, but could not be read
 };
 
 /// The first source from which a checkpoint can be loaded.
@@ -143,8 +143,9 @@ template <class Recovery>
   return first;
 }
 
-/// Whether all ranks can load it, and it is the same for all; if not, `why`.
-/// @throws unreadable_checkpoint  on all ranks, when any of them could not read one that may be complete.
+/// Returns whether all ranks can load the checkpoint, and it is the same on all; if not, sets `why`.
+/// @throws unreadable_checkpoint  on all ranks, if one of them could not read a checkpoint that may be
+///                                complete.
 template <transport T>
 [[nodiscard]] std::string why_not_all(number_gathering<T>& gather, const checkpoint_id& id,
                                       const first_source& first,

@@ -1,5 +1,5 @@
 /// @file
-/// Searches for checkpoints and verifies their checksums.
+/// Bodies of `find_checkpoint`, `open_checkpoint` and `list_checkpoints`.
 #pragma once
 
 #include <llmmem/checkpoint/detail/bodies.hpp>
@@ -39,7 +39,7 @@ namespace detail {
   return text;
 }
 
-/// @param folder  of the checkpoint, or of its draft.
+/// @param folder  the folder of the checkpoint, or of its draft.
 inline void verify_file(storage_ref storage, const std::string& folder, const checkpoint_manifest& manifest,
                         const checkpoint_file& file, verification how) {
   const file_chunks chunks(storage, folder, manifest, file);
@@ -98,10 +98,10 @@ namespace detail {
 /// Why a checkpoint was not opened.
 struct open_trouble {
   std::string why{};
-  bool is_proof = false;  // it proves that the checkpoint is not whole
+  bool is_proof = false;  // it proves that the checkpoint is incomplete or damaged
 };
 
-/// A checkpoint, or why it could not be opened.
+/// A checkpoint, or the reason why it could not be opened.
 struct open_attempt {
   std::optional<found_checkpoint> found{};
   open_trouble trouble{};
@@ -124,7 +124,7 @@ template <class Open>
   }
 }
 
-/// Returns the text for a checkpoint that may be complete. @param of  the storage, as shown to people.
+/// Returns the text for a checkpoint that may be complete. @param of the storage's name in texts.
 [[nodiscard]] inline std::string unread_text(const std::string& of, const std::string& folder,
                                              const std::string& why) {
   return of + ": " + folder + " cannot be read now, but is not proved damaged: " + why +
@@ -136,8 +136,8 @@ template <class Open>
 
 LLMMEM_CHECKPOINT_BODY checkpoint_search find_checkpoint(storage_ref storage, verification how,
                                                          const search_patience& waits) {
-  // A checkpoint is removed only when newer ones exist: the search then starts again from the newest, rather
-  // than take an older one that may have been kept. More attempts than this mean a race that cannot be won.
+  // A checkpoint is removed only if newer ones exist, so the search then starts again from the newest, rather
+  // than take an older one that may have been kept. After this many attempts, the race cannot be won.
   constexpr int tries = 16;
   const auto list = [&] { return detail::try_again(waits, [&] { return list_checkpoints(storage); }); };
   checkpoint_search search;

@@ -1,5 +1,5 @@
 /// @file
-/// The part shared by copies of a view: a `std::shared_ptr` would include <memory>, half of a header's
+/// The part that copies of a view share. Not a `std::shared_ptr`, because <memory> is half of a header's
 /// budget.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A `T` that is destroyed with its last holder, in that holder's thread. Null when moved from.
+/// A `T` that is destroyed with its last holder, on that holder's thread. Null after a move.
 template <class T>
 class shared_part {
  public:
@@ -33,7 +33,7 @@ class shared_part {
   }
 
   [[nodiscard]] explicit operator bool() const noexcept { return held_ != nullptr; }
-  /// @pre it is not null, for all four.
+  /// @pre not null, for all four functions.
   [[nodiscard]] T& operator*() noexcept { return held_->value; }
   [[nodiscard]] const T& operator*() const noexcept { return held_->value; }
   [[nodiscard]] T* operator->() noexcept { return &held_->value; }

@@ -1,5 +1,5 @@
 /// @file
-/// Distinguishes errors that may pass from proofs that a checkpoint is not whole.
+/// Distinguishes errors that may pass from proofs that a checkpoint is damaged or incomplete.
 #pragma once
 
 #include <llmmem/checkpoint/search_patience.hpp>
@@ -21,8 +21,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Whether a storage's error is about contents: a file is missing, has another kind, or ends early (for which
-/// a storage gives no number). All others are about the machine: they may pass, and prove nothing.
+/// Returns whether a storage's error is about contents: a file is missing, has another kind, or ends early
+/// (an error without a number). All other errors are about the machine: they may pass, and prove nothing.
 [[nodiscard]] inline bool proves_damage(const storage_error& error) noexcept {
   const int number = error.number();
   return number == 0 || number == ENOENT || number == ENOTDIR || number == EISDIR;
@@ -47,7 +47,7 @@ auto try_again(const search_patience& waits, Work work) {
       throw;
     } catch (const storage_error& error) {
       if (left <= 1 || proves_damage(error)) throw;
-    } catch (const std::exception&) {  // including lack of memory
+    } catch (const std::exception&) {  // also for lack of memory
       if (left <= 1) throw;
     }
     pause_for(pause_ns);
@@ -58,7 +58,7 @@ auto try_again(const search_patience& waits, Work work) {
 inline constexpr std::string_view link_without_end =
     "the folder is a symbolic link without a target: mount its target, or remove the link";
 
-/// Whether a folder in the storage is a symbolic link without a target: the disk may not be mounted.
+/// Returns whether a folder in the storage is a symbolic link without a target: its disk may not be mounted.
 [[nodiscard]] inline bool leads_nowhere(storage_ref storage, const std::string& folder) {
   try {
     const auto entries = storage.list("");
@@ -67,7 +67,7 @@ inline constexpr std::string_view link_without_end =
     static_cast<void>(storage.list(folder));
     return false;
   } catch (const storage_error&) {
-    return true;  // any other error is no proof
+    return true;  // any other error proves nothing
   }
 }
 

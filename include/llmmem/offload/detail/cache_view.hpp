@@ -19,7 +19,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A cache as groups of layers with block tables. A `paged_allocator` is one group that looks at all tokens.
+/// A view of a cache as groups of layers with block tables. A `paged_allocator` is one group that attends to
+/// all tokens.
 template <class Cache>
 class cache_view {
  public:
@@ -61,11 +62,11 @@ class cache_view {
     }
   }
 
-  /// Gives a sequence the tokens of a chain up to `end`, and space for what they need.
+  /// Appends to a sequence the tokens of a chain up to `end`, with the blocks that they need.
   result<void> grow(sequence_id sequence, const kv_chain& chain, std::uint64_t end) const noexcept {
     const std::uint64_t have = cache_->tokens(sequence);
     if constexpr (is_hybrid) {
-      // Piece by piece, so that blocks that leave the windows become free before the next piece.
+      // Grows piece by piece, so that blocks that leave the windows become free before the next piece.
       for (std::uint64_t first = have; first < end;) {
         const std::uint64_t piece = piece_tokens();
         const std::uint64_t next = end - first < piece ? end : first + piece;
@@ -88,7 +89,7 @@ class cache_view {
     }
   }
 
-  /// The first `tokens` tokens, which are right, are found by `match` from now on.
+  /// Lets `match` find the first `tokens` tokens, whose contents are right.
   result<void> publish(sequence_id sequence, const kv_chain& chain, std::uint64_t tokens) const noexcept {
     if constexpr (!is_hybrid) {
       if (chain.is_keyed()) {
@@ -113,7 +114,7 @@ class cache_view {
   std::array<layer_group, 1> one_{};
 };
 
-/// Calls `f(index)` for each block that a hit of `length` tokens needs of a group. @pre `may_end_hit(length)`
+/// Calls `f(index)` for each block of a group that a hit of `length` tokens needs. @pre `may_end_hit(length)`
 template <class F>
 void for_each_needed(const layer_group& group, std::uint64_t length, F&& f) {
   const block_range live = group.hit_blocks(length);

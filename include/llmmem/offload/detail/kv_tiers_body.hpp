@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of kv_tiers.hpp: set-up, looking, going on, and what is withdrawn. Included by it alone.
+/// Bodies of kv_tiers.hpp: setup, lookup, progress and withdrawal. Only that file includes this one.
 #pragma once
 
 #include <llmmem/offload/kv_tiers.hpp>
@@ -135,7 +135,7 @@ template <class Cache, offload::kv_mover Mover, class... Tiers>
 template <class Elsewhere>
 offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::lookup_with(
     const kv_chain& chain, std::uint64_t first, std::uint64_t chunks, Elsewhere&& elsewhere) const noexcept {
-  constexpr std::uint64_t ahead = 4;  // lookups whose cache lines are asked for before
+  constexpr std::uint64_t ahead = 4;  // how many lookups ahead their cache lines are prefetched
   const std::span<const layer_group> groups = view_.groups();
   const std::uint64_t at = now();
   const std::uint64_t step = chain.chunk_tokens();
@@ -223,7 +223,7 @@ void kv_tiers<Cache, Mover, Tiers...>::progress() noexcept {
   }
 }
 
-/// For a moment: what is waited for is another thread's, or the device's.
+/// Sleeps for a moment, because another thread or the device must advance.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::pause() noexcept {
   const timespec moment{0, 5'000};
@@ -279,7 +279,7 @@ template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::invalidated(const block_key& key, std::size_t) noexcept {
   try {
     invalidated_ += stack_.drop_with_followers(key);
-  } catch (...) {  // without memory to find what builds on it
+  } catch (...) {  // there is no memory to find the blocks that build on it
     stack_.clear();
   }
   for (record& each : loads_) {

@@ -1,5 +1,6 @@
 /// @file
-/// Bodies of kv_tiers.hpp: blocks on their way from the tiers into the cache. Included by it alone.
+/// Bodies of kv_tiers.hpp: blocks on their way from the tiers into the cache. Only that file includes this
+/// one.
 #pragma once
 
 #include <llmmem/offload/kv_tiers.hpp>
@@ -41,7 +42,7 @@ result<typename kv_tiers<Cache, Mover, Tiers...>::load> kv_tiers<Cache, Mover, T
   made.first_queued = 0;
   made.wanted = {.first = have, .tokens = have, .wanted = where.tokens};
   collect_parts(made, (where.tokens + step - 1) / step);
-  // The tiers' slots are pinned now, so that what the cache evicts for the load cannot push them out.
+  // The tiers' slots are pinned by now, so blocks that the cache evicts for the load cannot displace them.
   made.state = record::phase::running;
   if (const auto grown = view_.grow(sequence, chain, where.tokens); !grown) {
     for (part& each : made.parts)
@@ -55,13 +56,13 @@ result<typename kv_tiers<Cache, Mover, Tiers...>::load> kv_tiers<Cache, Mover, T
     take_back(sequence, have);
     return refusal(errc::too_many_shares, 0, 1, 0);
   }
-  static_cast<void>(cache.limit_commits(sequence, have));  // cannot fail: it is alive
+  static_cast<void>(cache.limit_commits(sequence, have));  // cannot fail: the sequence is alive
   begin_reads(slot);
   return load(*this, slot, made.wanted);
 }
 
-/// Whether the chain is of the sequence's context, and its first `have` tokens are those of the sequence, as
-/// far as the cache knows.
+/// Returns whether the chain has the sequence's context, and its first `have` tokens are those of the
+/// sequence, as far as the cache knows.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 bool kv_tiers<Cache, Mover, Tiers...>::continues(sequence_id sequence, const kv_chain& chain,
                                                  std::uint64_t have) const noexcept {
@@ -79,8 +80,8 @@ bool kv_tiers<Cache, Mover, Tiers...>::continues(sequence_id sequence, const kv_
   return true;
 }
 
-/// Cuts a sequence to what it had, or to less where windows have moved on: it keeps no token without
-/// contents.
+/// Truncates a sequence to the tokens that it had, or to fewer if windows have moved: it keeps no token
+/// without contents.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::take_back(sequence_id sequence, std::uint64_t have) noexcept {
   Cache& cache = view_.cache();
@@ -89,16 +90,16 @@ void kv_tiers<Cache, Mover, Tiers...>::take_back(sequence_id sequence, std::uint
     const auto cuts = cache.nearest_cuts(sequence, have);
     if (cuts && cache.truncate(sequence, cuts->below)) return;
   }
-  static_cast<void>(cache.invalidate(sequence, have));  // never committed at least
+  static_cast<void>(cache.invalidate(sequence, have));  // otherwise those tokens are at least never committed
 }
 
-/// The parts of a load of the chain's first `chunks` chunks, their slots pinned.
+/// Collects the parts of a load of the chain's first `chunks` chunks, and pins their slots.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::collect_parts(record& into, std::uint64_t chunks) {
   const std::uint64_t step = into.chain->chunk_tokens();
   const std::uint64_t at = now();
   into.parts.clear();
-  // All that may throw comes before the first pin.
+  // Everything that may throw comes before the first pin.
   std::size_t most = 0;
   for (std::size_t g = 0; g < groups_; ++g) {
     into.layer_fences[g].assign(mover_.layers(g), fence_type{});
@@ -129,7 +130,7 @@ void kv_tiers<Cache, Mover, Tiers...>::collect_parts(record& into, std::uint64_t
   }
 }
 
-/// Finds the blocks that the parts go to, and pins them. Whether all could be pinned.
+/// Finds the blocks that receive the parts, and pins them. Returns whether all could be pinned.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 bool kv_tiers<Cache, Mover, Tiers...>::take_blocks(record& of) noexcept {
   for (part& each : of.parts) {
@@ -152,12 +153,12 @@ void kv_tiers<Cache, Mover, Tiers...>::let_go(part& of) noexcept {
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::give_up(part& of, part_state state) noexcept {
-  // While a copy into the cache still reads a slot, the slot stays.
+  // The slot stays as long as a copy into the cache reads it.
   if (of.layers == 0) let_go(of);
   of.state = state;
 }
 
-/// What is not in the first tier is computed instead.
+/// Gives up parts that are not in the first tier; the engine computes them instead.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::give_up_missing(record& of) noexcept {
   for (part& each : of.parts) {
@@ -192,7 +193,7 @@ void kv_tiers<Cache, Mover, Tiers...>::arrive(const detail::load_cookie& waiting
                                               const failure& why) noexcept {
   record& of = loads_[waiting.load];
   part& each = of.parts[waiting.entry];
-  let_go(each);  // of the slot below
+  let_go(each);  // releases the slot in the lower tier
   if (why.code != errc::ok) {
     if (of.wanted.why.code == errc::ok) of.wanted.why = why;
     each.state = part_state::bad;
@@ -204,7 +205,7 @@ void kv_tiers<Cache, Mover, Tiers...>::arrive(const detail::load_cookie& waiting
   stack_.first().slots[each.group].begin_load(upper);
 }
 
-/// Begins to copy what is in the first tier into the cache, up to `layers` layers of a group.
+/// Begins to copy into the cache the blocks in the first tier, up to `layers` layers of a group.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::restore(record& of, std::size_t group, std::uint32_t layers) noexcept {
   std::array<offload::slot_pair, offload::max_slot_pairs> pairs;
@@ -271,8 +272,8 @@ bool kv_tiers<Cache, Mover, Tiers...>::is_reading(const record& of) noexcept {
   return false;
 }
 
-/// Where parts are queued for a slot, what is ready goes into the cache as a whole, so that its slots are
-/// free while others are still read. If nothing is under way that could bring a slot, the parts are given up.
+/// If parts are queued for a slot, restores all layers of the ready parts, so that their slots become free
+/// while others are still read. If no transfer in progress could free a slot, gives up the queued parts.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::make_way(std::uint32_t slot) noexcept {
   record& of = loads_[slot];
@@ -320,7 +321,7 @@ result<typename Mover::fence_type> kv_tiers<Cache, Mover, Tiers...>::bring(std::
   }
 }
 
-/// Leading tokens of the sequence whose blocks hold what they should.
+/// Returns the leading tokens of the sequence whose blocks have the right contents.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 std::uint64_t kv_tiers<Cache, Mover, Tiers...>::sound_tokens(const record& of) const noexcept {
   const Cache& cache = view_.cache();
@@ -328,14 +329,14 @@ std::uint64_t kv_tiers<Cache, Mover, Tiers...>::sound_tokens(const record& of) c
   for (const part& each : of.parts) {
     const std::uint64_t first = std::uint64_t{each.index} * view_.groups()[each.group].block_tokens;
     if ((each.state != part_state::restored || each.is_wrong) && first < sound) sound = first;
-    // Cut and grown again, against the contract: the block is another one.
+    // Against the contract, the sequence was truncated and grown again, and has another block here.
     const auto table = view_.table(of.sequence, each.group);
     if ((each.index >= table.size() || table[each.index] != each.block) && first < sound) sound = first;
   }
   if (!cache.check(of.sequence)) return of.wanted.first < sound ? of.wanted.first : sound;
   if (const std::uint64_t prefix = cache.prefix_tokens(of.sequence); prefix < sound) sound = prefix;
   if constexpr (detail::cache_view<Cache>::is_hybrid) {
-    // A length in between is useful only where every group has what the next token looks at.
+    // A shorter length is useful only if every group has the blocks that the next token attends to.
     if (sound < of.wanted.wanted) {
       const auto cuts = cache.nearest_cuts(of.sequence, sound);
       sound = cuts ? cuts->below : 0;
@@ -389,7 +390,7 @@ void kv_tiers<Cache, Mover, Tiers...>::cancel(std::uint32_t slot) noexcept {
   reap();
 }
 
-/// Ends what was cancelled once its copies have ended.
+/// Ends a cancelled load once its copies have ended.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::reap() noexcept {
   for (record& of : loads_) {
@@ -401,7 +402,7 @@ void kv_tiers<Cache, Mover, Tiers...>::reap() noexcept {
   }
 }
 
-/// Releases everything that a load holds.
+/// Releases all pins of a load.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::end(record& of) noexcept {
   of.state = record::phase::free;

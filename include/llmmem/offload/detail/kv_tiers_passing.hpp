@@ -1,6 +1,6 @@
 /// @file
-/// Bodies of kv_tiers.hpp: blocks that go to and come from other caches, and those brought up ahead. Included
-/// by it alone.
+/// Bodies of kv_tiers.hpp: blocks that go to and come from other caches, and prefetched blocks. Only that
+/// file includes this one.
 #pragma once
 
 #include <llmmem/offload/kv_tiers.hpp>
@@ -81,10 +81,10 @@ bool kv_tiers<Cache, Mover, Tiers...>::end_arrival(const offload::held_block& bl
     slots.abandon_fill(block.slot);
     return false;
   }
-  slots.pin(block.slot);  // the caller's: `settle` takes that of the filler
+  slots.pin(block.slot);  // for the caller: `settle` takes the filler's pin
   stack_.settle(block.group, block.slot);
   if (slots.is_ready(block.slot)) return true;
-  slots.unpin(block.slot);  // withdrawn meanwhile
+  slots.unpin(block.slot);  // the block was withdrawn meanwhile
   return false;
 }
 

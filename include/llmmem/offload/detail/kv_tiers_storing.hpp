@@ -1,5 +1,6 @@
 /// @file
-/// Bodies of kv_tiers.hpp: blocks on their way from the cache to the first tier. Included by it alone.
+/// Bodies of kv_tiers.hpp: blocks on their way from the cache to the first tier. Only that file includes this
+/// one.
 #pragma once
 
 #include <llmmem/offload/kv_tiers.hpp>
@@ -18,8 +19,8 @@ result<std::uint64_t> kv_tiers<Cache, Mover, Tiers...>::store(sequence_id sequen
   const std::size_t first = save_count_;
   for (std::size_t g = 0; g < groups_; ++g) {
     const std::span<const block_id> table = view_.table(sequence, g);
-    // Behind the last cached block nothing is committed yet; before it, blocks that are not cached are twins
-    // of others that are.
+    // No block after the last cached one is committed yet. Before it, a block that is not cached duplicates
+    // one that is.
     std::size_t end = table.size();
     while (end > 0 && !cache.cached_key(table[end - 1]))
       --end;
@@ -28,7 +29,7 @@ result<std::uint64_t> kv_tiers<Cache, Mover, Tiers...>::store(sequence_id sequen
     const auto known =
         at.next == 0 || at.next > table.size() ? std::nullopt : cache.cached_key(table[at.next - 1]);
     if (at.next > table.size() || (known && *known != at.last))
-      at.next = 0;  // it was cut, and grew otherwise
+      at.next = 0;  // the sequence was truncated, and has grown differently
     for (; at.next < end; ++at.next) {
       const block_id block = table[at.next];
       const auto key = cache.cached_key(block);
@@ -76,7 +77,7 @@ typename kv_tiers<Cache, Mover, Tiers...>::considered kv_tiers<Cache, Mover, Tie
   return considered::stored;
 }
 
-/// The cache gives up contents for space: they are saved now, or lost. Called from inside the cache.
+/// The cache evicts contents: they are saved now, or lost. The cache calls this while it changes.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::evicted(block_id block, const block_key& key,
                                                std::size_t group) noexcept {
@@ -93,7 +94,7 @@ void kv_tiers<Cache, Mover, Tiers...>::evicted(block_id block, const block_key& 
   const std::size_t mine = save_count_++;
   saves_[mine] = {.key = key, .group = static_cast<std::uint32_t>(group), .block = block, .slot = *slot};
   begin_saves(mine);
-  // Nothing else may end here: that would call the cache back.
+  // Ends no other save, because that would call the cache.
   if (saves_[mine].fence.ready()) {
     const pending_save done = saves_[mine];
     --save_count_;
@@ -101,7 +102,7 @@ void kv_tiers<Cache, Mover, Tiers...>::evicted(block_id block, const block_key& 
   }
 }
 
-/// Begins those from `first` on that may begin.
+/// Begins the saves from `first` on that may begin.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::begin_saves(std::size_t first) noexcept {
   std::array<offload::slot_pair, offload::max_slot_pairs> pairs;
@@ -143,11 +144,11 @@ void kv_tiers<Cache, Mover, Tiers...>::poll_saves() noexcept {
     }
     const pending_save done = saves_[i];
     saves_[i] = saves_[--save_count_];
-    finish_save(done);  // may begin others: the cache can evict when it is given the block back
+    finish_save(done);  // may begin further saves, because the cache can evict when the block is unpinned
   }
 }
 
-/// Waits for one block on its way down.
+/// Waits for the save of one block.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::wait_for_save() noexcept {
   if (save_count_ == 0) return;
@@ -155,7 +156,7 @@ void kv_tiers<Cache, Mover, Tiers...>::wait_for_save() noexcept {
   if (saves_[0].has_begun) static_cast<void>(detail::settled(saves_[0].fence));
 }
 
-/// What was withdrawn meanwhile is not kept.
+/// Contents that were withdrawn meanwhile are not kept.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::finish_save(const pending_save& done) noexcept {
   Cache& cache = view_.cache();

@@ -19,33 +19,33 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// How far one block of a load has come.
+/// The progress of one block of a load.
 enum class part_state : std::uint8_t {
   queued,    ///< in a lower tier, its slot pinned
   reading,   ///< on its way to the first tier
   ready,     ///< in the first tier, its slot pinned; some layers may be restored
-  restored,  ///< all layers are restored, or the copies are begun
+  restored,  ///< all layers are restored, or their copies have begun
   bad,       ///< damaged, withdrawn or refused
-  late,      ///< not there in time, or cancelled
+  late,      ///< did not arrive in time, or was cancelled
 };
 
 /// One block of a load.
 template <class Fence>
 struct load_part {
-  block_key key{};  ///< in the tiers
+  block_key key{};  ///< its key in the tiers
   std::uint32_t group = 0;
-  std::uint32_t index = 0;  ///< in the sequence's table
+  std::uint32_t index = 0;  ///< its index in the sequence's table
   block_id block = null_block;
-  slot_id slot = no_slot;  ///< in `tier`, pinned
-  std::uint8_t tier = 0;   ///< where it is now
-  std::uint8_t from = 0;   ///< where it was first
+  slot_id slot = no_slot;  ///< its slot in `tier`, pinned
+  std::uint8_t tier = 0;   ///< the tier that has it now
+  std::uint8_t from = 0;   ///< the tier that had it first
   part_state state = part_state::queued;
-  bool is_wrong = false;     ///< its contents were withdrawn while it was loading
-  std::uint32_t layers = 0;  ///< whose restoring is begun
-  Fence fence{};             ///< of the last of these
+  bool is_wrong = false;     ///< its contents were withdrawn while it loaded
+  std::uint32_t layers = 0;  ///< layers whose copies have begun
+  Fence fence{};             ///< the fence of the last copy
 };
 
-/// A load from `prepare_load` to its end, and after it until its copies have ended.
+/// A load, from `prepare_load` until it and its copies have ended.
 template <class Fence>
 struct load_record {
   enum class phase : std::uint8_t { free, running, ending };

@@ -24,20 +24,21 @@ template <class Fence>
     try {
       fence.wait();
       return {};
-    } catch (...) {  // a device that is lost, say: what it did is not known
+    } catch (...) {  // for example, the device is lost, and the outcome of the copy unknown
       return failure{.code = errc::completion_lost, .where = "kv_tiers: a copy of the mover"};
     }
   }
 }
 
-/// What is remembered of it.
+/// The record of a block on its way down.
 template <class Fence>
 struct pending_save {
-  block_key key{};  ///< by which the cache finds it
+  block_key key{};  ///< its key in the cache
   std::uint32_t group = 0;
   block_id block = null_block;
-  slot_id slot = no_slot;  ///< of the first tier, filling
-  bool is_pinned = false;  ///< in the cache: of evicted contents the block is another's already
+  slot_id slot = no_slot;  ///< its slot in the first tier, which the save fills
+  bool is_pinned = false;  ///< whether the block is pinned in the cache; evicted contents are not, because
+                           ///< their block already has another use
   bool has_begun = false;
   bool has_failed = false;
   Fence after{};

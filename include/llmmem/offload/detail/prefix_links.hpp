@@ -1,5 +1,5 @@
 /// @file
-/// Which of the prefixes that tiers hold are shown not to build on a wrong one.
+/// Finds the prefixes in tiers that provably do not build on a wrong one.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,8 +16,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The chunks that tiers hold, and which comes before each. A chunk is *sound* if the chain back from it is
-/// known without a gap to the beginning of a prompt, and the wrong chunk is not in it. With a gap it is
+/// The chunks that tiers hold, and the chunk before each. A chunk is *sound* if its chain back to the
+/// beginning of a prompt is known without a gap and does not contain the wrong chunk. With a gap, it is
 /// unknown what the block was computed from.
 ///
 /// @par Complexity   `judge` O(n log n) for n chunks; `is_sound` O(log n).
@@ -28,7 +28,7 @@ class prefix_links {
   }
 
   void judge(const block_key& wrong) {
-    // Of copies of one chunk, one that knows its parent comes first.
+    // If a chunk has several copies, a copy with a known parent comes first.
     std::ranges::sort(links_, [](const link& a, const link& b) {
       return a.own != b.own ? a.own < b.own
                             : a.parent != parent_digest::unknown && b.parent == parent_digest::unknown;
@@ -41,7 +41,7 @@ class prefix_links {
       path.clear();
       link* at = &each;
       while (at != nullptr && at->state == verdict::open) {
-        at->state = verdict::asked;  // met again: a cycle, which no chain has
+        at->state = verdict::asked;  // a second visit would mean a cycle, which no chain has
         path.push_back(at);
         at = at->parent == parent_digest::none ? nullptr : find(static_cast<std::uint64_t>(at->parent));
       }

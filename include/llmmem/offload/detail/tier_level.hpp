@@ -16,14 +16,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Which block of which load waits for a read; generation 0: none does.
+/// The load, and its block, that wait for a read; generation 0: none does.
 struct load_cookie {
   std::uint32_t load = 0;
   std::uint32_t generation = 0;
   std::uint32_t entry = 0;
 };
 
-/// One tier: its bytes, its slots by group, and its transfers to and from the first tier.
+/// One tier: its bytes, its slots by group, and its transfers from and to the first tier.
 template <class Tier>
 struct tier_level {
   using medium_type = tier_medium<typename Tier::space_type>;
@@ -32,11 +32,11 @@ struct tier_level {
   struct transfer {
     typename medium_type::fence_type fence{};
     std::uint32_t group = 0;
-    slot_id upper = no_slot;  ///< in the first tier
+    slot_id upper = no_slot;  ///< slot in the first tier
     slot_id lower = no_slot;  ///< here
     std::uint32_t checksum = 0;
     bool goes_down = false;
-    bool for_room = false;  ///< the upper slot must be free afterwards
+    bool for_room = false;  ///< the upper slot must become free afterwards
     load_cookie waiting{};
   };
   struct owed_write {
@@ -62,7 +62,7 @@ struct tier_level {
   std::vector<slots_type> slots;
   fixed_array<transfer> transfers;
   std::size_t transfer_count = 0;
-  fixed_array<owed_write> owed;  // to here, a ring
+  fixed_array<owed_write> owed;  // writes to this tier that have not begun: a ring
   std::size_t owed_first = 0;
   std::size_t owed_count = 0;
   std::uint64_t quiet_until = 0;

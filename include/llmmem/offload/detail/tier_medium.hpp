@@ -1,5 +1,5 @@
 /// @file
-/// The bytes of one tier: where its slots are, and the copies to and from them.
+/// The bytes of one tier: the positions of its slots, and the copies from and to them.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -28,7 +28,7 @@ namespace detail {
 
 /// Where the slots of one group are in a tier.
 struct slot_region {
-  std::uint64_t first = 0;  ///< byte of the tier's range
+  std::uint64_t first = 0;  ///< first byte in the tier's range
   std::uint64_t slots = 0;
   std::uint64_t stride = 0;
   std::uint64_t bytes = 0;  ///< of a block
@@ -40,7 +40,7 @@ struct slot_region {
 using slot_regions = std::array<slot_region, max_layer_groups>;
 
 /// Divides a tier's bytes among groups.
-/// @throws length_error  where a group gets no slot.
+/// @throws length_error  if a group gets no slot.
 [[nodiscard]] inline slot_regions divide_tier(std::uint64_t budget, std::uint64_t granularity,
                                               std::span<const std::uint64_t> block_bytes,
                                               std::span<const double> shares, const std::string& who) {
@@ -70,13 +70,13 @@ using slot_regions = std::array<slot_region, max_layer_groups>;
   return out;
 }
 
-/// One tier's range, and its copies. A space that keeps an index records its slots there.
+/// One tier's range, and its copies. If the space has an index, the slots are recorded there.
 template <memory_space Space>
 class tier_medium {
  public:
   using fence_type = typename Space::fence_type;
   static constexpr bool is_host_accessible = Space::is_host_accessible;
-  /// Blocks are verified when they come back.
+  /// Whether blocks are verified when they come back.
   static constexpr bool leaves_memory = detail::leaves_memory<Space>();
   static constexpr bool persists = detail::persists_chunks<Space>();
   static_assert(copy_queue<Space, Space>, "the space of a kv_tier must be the queue of its own copies");
@@ -120,7 +120,7 @@ class tier_medium {
   result<fence_type> read(std::size_t group, slot_id slot, std::span<std::byte> to) noexcept {
     return space_->copy_out_async(to, range_of(group, slot), {});
   }
-  /// How a copy whose fence has passed went; its failure is forgotten.
+  /// Returns the outcome of a copy whose fence has passed, and clears its failure.
   [[nodiscard]] static result<void> outcome_of(const fence_type& fence) noexcept {
     if constexpr (requires { fence.conclude(); }) {
       return fence.conclude();
@@ -128,12 +128,12 @@ class tier_medium {
       return {};
     }
   }
-  /// Advances copies, for a space without threads of its own.
+  /// Advances copies of a space without its own threads.
   void poll() noexcept {
     if constexpr (requires { space_->queue().poll(); }) space_->queue().poll();
   }
 
-  /// The index learns that a block rests in a slot, or no longer does.
+  /// Records in the index that a block is in a slot, or no longer is.
   result<void> keep(std::size_t group, slot_id slot, const block_key& key, parent_digest parent,
                     std::uint32_t checksum) noexcept {
     if constexpr (persists) {
@@ -162,8 +162,8 @@ class tier_medium {
     }
   }
 
-  /// Calls `take(group, slot, extent)`, which says whether it could use it, for what an earlier process left;
-  /// what cannot be used leaves the index. Says how much was taken.
+  /// Calls `take(group, slot, extent)` for each extent that an earlier process left; the call returns whether
+  /// it could use the extent. Removes unusable extents from the index, and returns how many were used.
   template <class Take>
   std::uint64_t recover(Take&& take) {
     std::uint64_t taken = 0;
@@ -199,7 +199,7 @@ class tier_medium {
     const slot_region& last = regions_[groups_ - 1];
     return last.first + last.slots * last.stride;
   }
-  /// Pages, where slots are whole pages: then files read and write them past the page cache.
+  /// Returns the page size if slots are whole pages, because files then bypass the page cache for them.
   [[nodiscard]] std::size_t alignment() const noexcept {
     constexpr std::size_t page = 4096;
     constexpr std::size_t line = 64;

@@ -1,6 +1,6 @@
 /// @file
-/// The slots of one group of layers in one tier: which keys they hold, which transfers use them, and which
-/// leaves next.
+/// The slots of one group of layers in one tier: their keys, the transfers that use them, and the next one to
+/// evict.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -22,11 +22,11 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Slots of equal size. A slot is *free*; *filling*, while a transfer writes it; *ready*; or *doomed*, when
-/// its contents are no longer wanted and a transfer still uses it. Slots that are filling or ready are found
-/// by their key; slots that are ready and unpinned can be evicted.
+/// Slots of equal size. A slot is *free*; *filling*, while a transfer writes it; *ready*; or *doomed*, if its
+/// contents are unwanted and a transfer still uses it. Filling and ready slots are found by their key; ready
+/// slots without a pin can be evicted.
 ///
-/// @par Complexity   O(1), and the policy's; 35 + 33 bytes a slot and the policy's.
+/// @par Complexity   O(1), and the policy's; 35 + 33 bytes per slot, and the policy's.
 /// @par Thread safety   one thread at a time.
 template <eviction_policy Eviction>
 class tier_slots {
@@ -48,7 +48,8 @@ class tier_slots {
   }
   void prefetch(const block_key& key) const noexcept { index_.prefetch(key); }
 
-  /// Takes a free slot for contents to come; the filler has a pin on it. @pre one is free; `key` is not here
+  /// Takes a free slot for contents that will arrive, and pins it for the filler. @pre a slot is free; no
+  /// slot has `key`
   slot_id begin_fill(const block_key& key, parent_digest parent) noexcept {
     const slot_id slot{free_[--free_count_]};
     at(slot) = {.parent = parent, .pins = 1, .state = slot_state::filling};
@@ -57,19 +58,20 @@ class tier_slots {
     ++changes_;
     return slot;
   }
-  /// The contents are there. Whether they are still wanted. The filler keeps its pin.
+  /// Notes that the contents have arrived. Returns whether they are still wanted. The filler keeps its pin.
   bool finish_fill(slot_id slot) noexcept {
     if (at(slot).state == slot_state::doomed) return false;
     at(slot).state = slot_state::ready;
     eviction_.insert(policy_slot(slot), hint_of(slot));
     return true;
   }
-  /// The contents will not come. Takes the filler's pin.
+  /// Notes that the contents will not arrive. Removes the filler's pin.
   void abandon_fill(slot_id slot) noexcept {
     if (at(slot).state == slot_state::filling) doom(slot);
     unpin(slot);
   }
-  /// A slot whose contents an earlier process left; `end_recovery` follows the last. @pre the key is not here
+  /// Enters a slot whose contents an earlier process left; the caller calls `end_recovery` after the last
+  /// one. @pre no slot has the key
   void recover(slot_id slot, const block_key& key, parent_digest parent, std::uint32_t checksum) noexcept {
     at(slot) = {.parent = parent, .checksum = checksum, .state = slot_state::ready};
     index_.stage(key, block_of(slot));
@@ -101,24 +103,24 @@ class tier_slots {
       make_free(slot);
     }
   }
-  /// A load needs the contents: for other requests the block is `pending`.
+  /// Notes that a load needs the contents, which makes the block `pending` for other requests.
   void begin_load(slot_id slot) noexcept { ++at(slot).loads; }
   void end_load(slot_id slot) noexcept { --at(slot).loads; }
 
   void touch(slot_id slot) noexcept {
     if (at(slot).state == slot_state::ready) eviction_.touch(policy_slot(slot), hint_of(slot));
   }
-  /// Counts a use; how many there were since the contents came.
+  /// Counts a use, and returns the number of uses since the contents arrived.
   std::uint32_t count_use(slot_id slot) noexcept { return ++at(slot).uses; }
   [[nodiscard]] std::uint32_t uses(slot_id slot) const noexcept { return at(slot).uses; }
 
-  /// Which leaves next, if any can.
+  /// Returns the slot that leaves next, if any can.
   [[nodiscard]] std::optional<slot_id> victim() const noexcept {
     const auto found = eviction_.victim();
     if (!found) return std::nullopt;
     return slot_id{to_index(*found)};
   }
-  /// Evicts contents. @pre ready and unpinned
+  /// Evicts the contents. @pre the slot is ready and unpinned
   void evict(slot_id slot) noexcept {
     detail::evict(eviction_, policy_slot(slot));
     --candidates_;
@@ -140,13 +142,13 @@ class tier_slots {
   }
 
   [[nodiscard]] bool is_ready(slot_id slot) const noexcept { return at(slot).state == slot_state::ready; }
-  /// Whether `evict` may be called.
+  /// Returns whether `evict` may be called.
   [[nodiscard]] bool can_leave(slot_id slot) const noexcept { return is_ready(slot) && at(slot).pins == 0; }
   [[nodiscard]] bool is_doomed(slot_id slot) const noexcept { return at(slot).state == slot_state::doomed; }
   [[nodiscard]] bool is_live(slot_id slot) const noexcept {
     return at(slot).state == slot_state::ready || at(slot).state == slot_state::filling;
   }
-  /// Whether the contents are available immediately: no transfer or load brings them.
+  /// Returns whether the contents are available immediately: no transfer or load is still bringing them.
   [[nodiscard]] bool is_settled(slot_id slot) const noexcept { return is_ready(slot) && at(slot).loads == 0; }
   [[nodiscard]] const block_key& key(slot_id slot) const noexcept { return index_.key(block_of(slot)); }
   [[nodiscard]] parent_digest parent(slot_id slot) const noexcept { return at(slot).parent; }
@@ -156,19 +158,19 @@ class tier_slots {
 
   [[nodiscard]] std::uint64_t capacity() const noexcept { return entries_.size(); }
   [[nodiscard]] std::uint64_t free() const noexcept { return free_count_; }
-  /// Slots that are free, or could be.
+  /// Returns the number of slots that are free, or can be evicted.
   [[nodiscard]] std::uint64_t available() const noexcept { return free_count_ + candidates_; }
-  /// Slots that transfers or loads use.
+  /// Returns the number of slots that transfers or loads use.
   [[nodiscard]] std::uint64_t in_use() const noexcept { return capacity() - available(); }
   [[nodiscard]] std::uint64_t held() const noexcept { return index_.size(); }
-  /// Keys that came or left so far.
+  /// Returns how many keys have come or left so far.
   [[nodiscard]] std::uint64_t changes() const noexcept { return changes_; }
   [[nodiscard]] std::uint64_t evictions() const noexcept { return evictions_; }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept {
     return index_.metadata_bytes() + entries_.bytes() + free_.bytes() + eviction_.metadata_bytes();
   }
 
-  /// One sentence for each broken invariant.
+  /// Returns one sentence for each broken invariant.
   [[nodiscard]] std::vector<std::string> audit(const std::string& who) const {
     std::vector<std::string> found = index_.audit();
     std::uint64_t free_ones = 0;

@@ -36,7 +36,7 @@ struct tier_place_found {
   slot_id slot = no_slot;
 };
 
-/// The tiers, the first of which is the gateway to the others. Knows nothing of the cache.
+/// The tiers, of which the first is the gateway to the others. The stack does not use the cache.
 ///
 /// @par Thread safety   one thread at a time.
 template <class... Tiers>
@@ -73,7 +73,7 @@ class kv_tier_stack {
     return visit<0>(*this, k, f);
   }
 
-  /// The fastest tier that has the key.
+  /// Returns the fastest tier that has the key.
   [[nodiscard]] std::optional<tier_place_found> find(std::size_t group, const block_key& key) const noexcept {
     std::optional<tier_place_found> out;
     each_level(*this, [&](std::size_t k, const auto& level) {
@@ -82,7 +82,7 @@ class kv_tier_stack {
     });
     return out;
   }
-  /// A use, counted in every tier that has the key.
+  /// Counts a use in every tier that has the key.
   void touch(std::size_t group, const block_key& key) noexcept {
     each_level(*this, [&](std::size_t, auto& level) {
       if (const auto slot = level.slots[group].find(key)) level.slots[group].touch(*slot);
@@ -92,7 +92,8 @@ class kv_tier_stack {
     each_level(*this, [&](std::size_t, const auto& level) { level.slots[group].prefetch(key); });
   }
 
-  /// A slot of the first tier, begun to be filled. Evicts, and sends down what must not be lost, for it.
+  /// Begins to fill a slot of the first tier. Evicts for that if necessary, after it has sent down contents
+  /// that must not be lost.
   [[nodiscard]] std::optional<slot_id> begin_fill(std::size_t group, const block_key& key,
                                                   parent_digest parent, bool is_for_load) noexcept {
     auto& slots = first().slots[group];
@@ -102,8 +103,8 @@ class kv_tier_stack {
       const auto victim = slots.victim();
       if (!victim) break;
       if (must_go_down(group, *victim)) {
-        if (leaving_[group] > slots.capacity() / 16) break;  // space is on its way
-        // It leaves when it has arrived below; another may be able to leave at once.
+        if (leaving_[group] > slots.capacity() / 16) break;  // enough slots will soon be free
+        // The victim leaves when its contents have arrived below; another slot may be able to leave at once.
         const sent how = send_down<1>(group, *victim, true);
         if (how == sent::begun) continue;
         if (how == sent::later) break;
@@ -113,8 +114,8 @@ class kv_tier_stack {
     ++first().counted.declined;
     return std::nullopt;
   }
-  /// The contents of a slot that was being filled are there: they may go further down. Takes the filler's
-  /// pin.
+  /// Notes that the contents of a slot have arrived, from where they may move further down. Removes the
+  /// filler's pin.
   void settle(std::size_t group, slot_id slot) noexcept {
     auto& slots = first().slots[group];
     if (slots.finish_fill(slot)) {
@@ -123,14 +124,14 @@ class kv_tier_stack {
     }
     slots.unpin(slot);
   }
-  /// A use of what is in the first tier: by its policy it may go down now.
+  /// Notes a use of contents in the first tier, which its policy may now send down.
   void use(std::size_t group, slot_id slot) noexcept { pass_down<1>(group, slot); }
 
   /// The outcome of `begin_read`.
   enum class begun : std::uint8_t { yes, no_slot, no_transfer, withdrawn, failed };
-  /// Brings a block of tier `k` into the first tier; `poll` reports its arrival, and the reader then has
-  /// the pin of its slot. The load keeps the slot below pinned until then. A read without a reader leaves the
-  /// headroom to loads.
+  /// Brings a block of tier `k` into the first tier; `poll` reports its arrival, and the slot's pin then
+  /// belongs to the reader. The load keeps the lower slot pinned until then. A read without a reader leaves
+  /// the headroom to loads.
   [[nodiscard]] begun begin_read(std::size_t k, std::size_t group, slot_id lower, load_cookie waiting,
                                  std::uint64_t now) noexcept {
     begun out = begun::failed;
@@ -141,12 +142,12 @@ class kv_tier_stack {
         return;
       }
       auto& slots = level.slots[group];
-      if (!slots.is_live(lower)) {  // its key may be another slot's by now
+      if (!slots.is_live(lower)) {  // another slot may have its key by now
         out = begun::withdrawn;
         return;
       }
       if (level.quiet_until > now) return;
-      if (first().slots[group].find(slots.key(lower))) {  // another load brings it from another tier
+      if (first().slots[group].find(slots.key(lower))) {  // another load already brings it, from another tier
         out = begun::withdrawn;
         return;
       }
@@ -155,7 +156,8 @@ class kv_tier_stack {
         out = begun::no_slot;
         return;
       }
-      if (level.transfer_count == level.transfers.size()) {  // what made space for it took the last
+      // The write that makes space has taken the last transfer.
+      if (level.transfer_count == level.transfers.size()) {
         first().slots[group].abandon_fill(*upper);
         out = begun::no_transfer;
         return;
@@ -180,7 +182,7 @@ class kv_tier_stack {
     });
     return out;
   }
-  /// No load waits for these reads any longer.
+  /// Notes that no load waits for these reads any longer.
   void forget_reader(std::uint32_t load, std::uint32_t generation) noexcept {
     each_lower(*this, [&](std::size_t, auto& level) {
       for (std::size_t i = 0; i < level.transfer_count; ++i) {
@@ -190,16 +192,16 @@ class kv_tier_stack {
     });
   }
 
-  /// Ends the transfers whose fences have passed, and begins what is owed.
-  /// @param arrived  `arrived(const load_cookie&, slot_id, const failure&)`: a block that a load waits for is
-  ///        in the first tier, pinned for it; or why it is not.
+  /// Ends the transfers whose fences have passed, and begins owed writes.
+  /// @param arrived  `arrived(const load_cookie&, slot_id, const failure&)`: the block that a load waits for
+  ///                 is in the first tier, pinned for that load, or the failure says why it is not.
   template <class Arrived>
   void poll(std::uint64_t now, Arrived&& arrived) noexcept {
     each_lower(*this, [&](std::size_t, auto& level) { level.medium.poll(); });
     poll_levels<1>(now, arrived);
     poll_owed<1>();
   }
-  /// Whether nothing is under way or owed.
+  /// Returns whether no transfer is in flight or owed.
   [[nodiscard]] bool is_idle() const noexcept {
     bool idle = true;
     each_level(*this, [&](std::size_t, const auto& level) {
@@ -207,21 +209,21 @@ class kv_tier_stack {
     });
     return idle;
   }
-  /// Waits for one transfer, a read of the load if there is one. Whether there was any.
+  /// Waits for one transfer, a read of the load if there is one. Returns whether there was any.
   bool wait_for_one(std::uint32_t load, std::uint32_t generation) noexcept {
     return wait_for_first(
                [&](const load_cookie& each) { return each.load == load && each.generation == generation; }) ||
            wait_for_first([](const load_cookie&) { return true; });
   }
-  /// Waits for the transfers under way.
+  /// Waits for the transfers in flight.
   void wait() noexcept {
     each_lower(*this, [&](std::size_t, auto& level) {
       for (std::size_t i = 0; i < level.transfer_count; ++i)
         wait_for(level.transfers[i].fence);
     });
   }
-  /// Until files and their indices are on their devices; or the first failure, of an index since the last
-  /// call too.
+  /// Returns when files and their indices are on their devices; otherwise the first failure, which may also
+  /// be an index update since the last call.
   result<void> sync() noexcept {
     result<void> out;
     if (index_failure_.code != errc::ok) out = std::exchange(index_failure_, failure{});
@@ -232,7 +234,7 @@ class kv_tier_stack {
     return out;
   }
 
-  /// Gives up what a tier has under a key.
+  /// Gives up the contents that a tier has under a key.
   template <class Level>
   void drop(Level& level, std::size_t group, slot_id slot) noexcept {
     const block_key key = level.slots[group].key(slot);
@@ -243,14 +245,14 @@ class kv_tier_stack {
   void drop(std::size_t k, std::size_t group, slot_id slot) noexcept {
     with(k, [&](auto& level) { drop(level, group, slot); });
   }
-  /// Gives up everything.
+  /// Gives up the contents of all tiers.
   void clear() noexcept {
     each_level(*this, [&](std::size_t, auto& level) {
       for_each_live(level, [&](std::size_t g, slot_id slot) { drop(level, g, slot); });
     });
   }
-  /// Gives up a key and all that builds on it: what follows it, and what cannot be shown to follow something
-  /// else. Says how many blocks. O(slots); allocates.
+  /// Gives up a key and all contents that may build on it: those after it, and those without a complete chain
+  /// to the beginning of a prompt. Returns how many blocks. O(slots); allocates.
   std::uint64_t drop_with_followers(const block_key& key);
 
   [[nodiscard]] std::uint64_t metadata_bytes() const noexcept {
@@ -345,7 +347,7 @@ class kv_tier_stack {
   }
 
   void note_index(const failure& why) noexcept { last_failure_ = index_failure_ = why; }
-  /// Whether a queue refused because it has no place now; places come back.
+  /// Returns whether a queue refused only because all of its places are in use.
   [[nodiscard]] static bool is_busy(const failure& why) noexcept { return why.code == errc::table_full; }
   template <class Level>
   void forget(Level& level, const block_key& key) noexcept {
@@ -424,7 +426,7 @@ class kv_tier_stack {
       return sent::begun;
     }
   }
-  /// What is ready in the first tier goes to tier `K`, if the policy of the tier above that says so.
+  /// Sends ready contents of the first tier to tier `K`, if the policy of the tier above `K` says so.
   template <std::size_t K>
   void pass_down(std::size_t group, slot_id upper) noexcept {
     if constexpr (K < levels) {
@@ -462,8 +464,8 @@ class kv_tier_stack {
   void poll_levels(std::uint64_t now, Arrived& arrived) noexcept {
     if constexpr (K < levels) {
       auto& level = std::get<K>(levels_);
-      // In the order in which they began. Writes also end in that order, so that what is evicted next does
-      // not depend on which of them the device served first.
+      // Transfers are checked in the order in which they began. Writes also end in that order, so that
+      // evictions do not depend on the order of the device.
       std::size_t kept = 0;
       bool is_write_under_way = false;
       for (std::size_t i = 0; i < level.transfer_count; ++i) {
@@ -499,14 +501,15 @@ class kv_tier_stack {
         slots.set_checksum(done.lower, done.checksum);
         const auto kept = level.medium.keep(done.group, done.lower, slots.key(done.lower),
                                             slots.parent(done.lower), done.checksum);
-        if (!kept) note_index(kept.error());  // this process finds it all the same
+        if (!kept) note_index(kept.error());  // this process finds the block regardless
       }
       slots.unpin(done.lower);
       if (wanted && above.is_ready(done.upper)) pass_down<K + 1>(done.group, done.upper);
     }
     above.unpin(done.upper);
     if (done.for_room) --leaving_[done.group];
-    // It was the next to leave, and is: else all would be sent down in turns, and none leave.
+    // The slot was chosen to leave, so it leaves now: otherwise all slots would be sent down in turn, and
+    // none would leave.
     if (done.for_room && above.can_leave(done.upper)) above.evict(done.upper);
   }
   template <class Level, class Transfer, class Arrived>
@@ -559,10 +562,10 @@ class kv_tier_stack {
   }
   template <class Fence>
   static void wait_for(const Fence& fence) noexcept {
-    static_cast<void>(settled(fence));  // a failure stays with the fence: `poll` takes it
+    static_cast<void>(settled(fence));  // the fence keeps a failure, and `poll` takes it
   }
 
-  /// Grows with each key that comes or leaves.
+  /// Returns a count that grows with each key that comes or leaves.
   [[nodiscard]] std::uint64_t changes() const noexcept {
     std::uint64_t sum = 0;
     each_level(*this, [&](std::size_t, const auto& level) {
@@ -576,7 +579,8 @@ class kv_tier_stack {
   std::uint64_t judged_at_ = ~std::uint64_t{0};
   std::size_t groups_;
   std::array<std::uint64_t, max_layer_groups> headroom_{};
-  std::array<std::uint64_t, max_layer_groups> leaving_{};  // slots of the first tier that leave when written
+  // Slots of the first tier that will leave once they are written.
+  std::array<std::uint64_t, max_layer_groups> leaving_{};
   std::tuple<tier_level<Tiers>...> levels_;
   failure last_failure_{};
   failure index_failure_{};  // the first index update that failed since the last `sync`
@@ -584,7 +588,8 @@ class kv_tier_stack {
 
 template <class... Tiers>
 std::uint64_t kv_tier_stack<Tiers...>::drop_with_followers(const block_key& key) {
-  // Behind a judgement all that is left has its whole chain in the tiers: what they lack, nothing builds on.
+  // After an earlier call, all remaining chunks have their complete chain in the tiers, so none builds on a
+  // key that the tiers lack.
   if (changes() == judged_at_) {
     bool is_here = false;
     for (std::size_t g = 0; g < groups_; ++g)

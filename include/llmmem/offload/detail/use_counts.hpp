@@ -15,14 +15,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Uses of keys, in a table where one key may push out another: what is seen seldom among many is forgotten.
-/// 16 bytes a place. O(1).
+/// Counts of uses, in a table where one key may displace another, so that rare keys among many are forgotten.
+/// 16 bytes per place. O(1).
 class use_counts {
  public:
   use_counts(std::uint64_t places, const metadata_source& source)
       : places_(std::bit_ceil(places < 64 ? 64 : places), place{}, source, "kv_tiers: uses of keys") {}
 
-  /// Counts one more; how many there were.
+  /// Counts one more use, and returns the number of uses so far.
   std::uint32_t count(const block_key& key) noexcept {
     place& at = places_[static_cast<std::size_t>(key.high) & (places_.size() - 1)];
     if (at.key != key.low || at.uses == 0) at = {key.low, 0};

@@ -1,5 +1,6 @@
 /// @file
-/// Bodies of kv_pool.hpp: set-up, the directory, and the words sent to other nodes. Included by it alone.
+/// Bodies of kv_pool.hpp: setup, the directory, and messages to other nodes. Only that file includes this
+/// one.
 #pragma once
 
 #include <llmmem/error.hpp>
@@ -26,7 +27,8 @@ kv_pool<Tiers, Endpoint>::kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_opt
       serving_(options.max_serving, detail::pool_serving{}, options.metadata, "kv_pool: blocks to send"),
       peers_(end.seats()),
       requests_(options.max_requests) {
-  // What others still send to an earlier pool of this endpoint is for none of these requests.
+  // Random generations, because other nodes may still send blocks for requests of an earlier pool of this
+  // endpoint.
   for (record& each : requests_)
     each.generation = static_cast<std::uint32_t>(nonce_ >> 32);
   for (std::uint32_t seat = 0; seat < end.seats(); ++seat) {
@@ -71,7 +73,7 @@ detail::pool_likeness kv_pool<Tiers, Endpoint>::own_likeness() const {
   return out;
 }
 
-/// The cache has been reset: its keys change, and so do those of nodes that reset too.
+/// The cache has been reset, so its keys change, and so do those of other nodes that reset.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::begin_epoch() noexcept {
   epoch_ = tiers_->cache().epoch();
@@ -135,7 +137,7 @@ bool kv_pool<Tiers, Endpoint>::is_present(seat_id seat, std::uint64_t nonce) con
 
 // The directory
 
-/// By rendezvous hashing over this node and those with which blocks pass.
+/// Rendezvous hashing over this node and those with which it exchanges blocks.
 template <class Tiers, endpoint Endpoint>
 seat_id kv_pool<Tiers, Endpoint>::directory_of(const block_key& span) const noexcept {
   const std::uint64_t what = span.low ^ span.high;
@@ -151,7 +153,7 @@ seat_id kv_pool<Tiers, Endpoint>::directory_of(const block_key& span) const noex
   return best;
 }
 
-/// Of the chunks of a chain in a span; how many there are.
+/// Writes the digests of the chunks of a chain in a span, and returns their number.
 template <class Tiers, endpoint Endpoint>
 std::uint32_t kv_pool<Tiers, Endpoint>::digests_of(
     const kv_chain& chain, std::uint64_t span,
@@ -164,7 +166,7 @@ std::uint32_t kv_pool<Tiers, Endpoint>::digests_of(
   return count;
 }
 
-/// The nodes that have most of the chain's blocks in a span.
+/// Finds the nodes that have most of the chain's blocks in a span.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::find_holders(const block_key& span, std::span<const std::uint32_t> digests,
                                             seat_id without, detail::pool_span& into,
@@ -179,7 +181,7 @@ void kv_pool<Tiers, Endpoint>::find_holders(const block_key& span, std::span<con
     for (const std::uint64_t mask : directory_.masks(entry))
       size += std::popcount(mask & shared);
     if (size == 0) return;
-    // A node's chains that part within the span share what comes before: the larger one counts.
+    // If several chains of a node part within the span, the one with most in common counts.
     std::uint32_t place = into.holder_count;
     for (std::uint32_t h = 0; h < into.holder_count; ++h) {
       if (into.holders[h].seat == each.holder) place = h;
@@ -244,12 +246,12 @@ void kv_pool<Tiers, Endpoint>::publish_span(const kv_chain& chain, std::uint64_t
   const seat_id directory = directory_of(key);
   if (directory == self() || may_post(directory)) return post_published(entry);
   published_.at(entry).place = to_index(no_seat);
-  has_passed_over_ = has_passed_over_ || must_republish_;  // a round that is under way continues
+  has_passed_over_ = has_passed_over_ || must_republish_;  // a round in progress continues
   if (!std::exchange(must_republish_, true)) republished_ = 0;
 }
 
-/// A block is no longer here. Corrects the directory also when this node no longer remembers to have
-/// published the block: otherwise the directory would name this node in every answer.
+/// Corrects the directory because this node no longer has a block. It does so even if this node has forgotten
+/// that it published the block: otherwise the directory would name this node in every answer.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::retract(const block_key& span, std::uint32_t group, std::uint32_t place,
                                        const block_key& key) noexcept {
@@ -262,16 +264,16 @@ void kv_pool<Tiers, Endpoint>::retract(const block_key& span, std::uint32_t grou
   out.put(group);
   out.put(place);
   out.put(digest);
-  post_or_drop(to, detail::pool_frame::gone,
-               out);  // without it, the next node that asks for the block says so
+  // If the message is dropped, the next node that asks for the block corrects the directory.
+  post_or_drop(to, detail::pool_frame::gone, out);
 }
 
-/// Announces what this node holds to the nodes that now keep the spans' entries. A node that is busy receives
-/// the rest in a later step, and holds up no other.
+/// Announces what this node holds to the nodes that now keep the spans' entries. A busy node receives the
+/// rest in a later step, and delays no other node.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::republish() noexcept {
-  constexpr std::uint32_t most = 64;         // entries told in one step
-  constexpr std::uint32_t most_seen = 4096;  // and looked at
+  constexpr std::uint32_t most = 64;         // entries announced in one step
+  constexpr std::uint32_t most_seen = 4096;  // entries checked in one step
   if (!must_republish_) return;
   if (republished_ == 0) has_passed_over_ = false;
   std::uint32_t told = 0;
@@ -297,13 +299,14 @@ void kv_pool<Tiers, Endpoint>::republish() noexcept {
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::post(seat_id to, detail::pool_frame kind,
                                     const detail::pool_writer& message) noexcept {
-  if (!message.is_complete()) return;  // cannot be: the largest has 600 bytes
+  if (!message.is_complete()) return;  // cannot happen: the largest message has 600 bytes
   ++counted_.posted_messages;
   end_->post(to, frame_header{.kind = static_cast<std::uint16_t>(kind)}, message.bytes());
 }
 
-/// Whether a node reads what it is sent. The endpoint suspects a node for which too many bytes wait, and then
-/// none of its blocks would arrive: questions, requests for blocks and announcements wait instead.
+/// Returns whether a node reads the bytes sent to it. If too many bytes waited for a node, the endpoint would
+/// suspect it, and none of its blocks would arrive. Questions, requests for blocks and announcements
+/// therefore wait here.
 template <class Tiers, endpoint Endpoint>
 bool kv_pool<Tiers, Endpoint>::may_post(seat_id to) const noexcept {
   if constexpr (detail::reports_post_capacity<Endpoint>) {
@@ -313,7 +316,7 @@ bool kv_pool<Tiers, Endpoint>::may_post(seat_id to) const noexcept {
   }
 }
 
-/// For messages without which the receiver asks again.
+/// Posts a message that may be dropped: the receiver asks again for what it misses.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::post_or_drop(seat_id to, detail::pool_frame kind,
                                             const detail::pool_writer& message) noexcept {

@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of kv_pool.hpp: requests for blocks of other nodes. Included by it alone.
+/// Bodies of kv_pool.hpp: requests for blocks of other nodes. Only that file includes this one.
 #pragma once
 
 #include <llmmem/comm/errors.hpp>
@@ -58,8 +58,8 @@ result<typename kv_pool<Tiers, Endpoint>::request> kv_pool<Tiers, Endpoint>::ask
   return request(*this, slot);
 }
 
-/// Sends the questions of a request, as far as their receivers take them; the next `progress` sends the rest.
-/// A busy receiver holds up no question to another one.
+/// Sends the questions of a request to the receivers that take them; the next `progress` sends the rest. A
+/// busy receiver delays no question to another node.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::ask_spans(std::uint32_t slot) noexcept {
   record& of = requests_[slot];
@@ -243,8 +243,8 @@ void kv_pool<Tiers, Endpoint>::begin_fetch(std::uint32_t slot, std::uint64_t upt
   proceed(slot);
 }
 
-/// The holder of a block to ask next, of those from which the least is awaited, a busy one last;
-/// `max_holders`: none is left.
+/// Returns the holder to ask next for a block: the one from which this node awaits the fewest blocks, and a
+/// busy one last. `max_holders`: none is left.
 template <class Tiers, endpoint Endpoint>
 std::uint32_t kv_pool<Tiers, Endpoint>::choose_holder(const record& of, const part& each) const noexcept {
   const std::uint64_t span = each.chunk / pool::span_chunks;
@@ -256,7 +256,7 @@ std::uint32_t kv_pool<Tiers, Endpoint>::choose_holder(const record& of, const pa
   for (std::uint32_t h = 0; h < in.holder_count; ++h) {
     if ((each.tried >> h & 1U) != 0 || !is_present(in.holders[h].seat, in.holders[h].nonce)) continue;
     if ((mask(of, index, h, each.group) >> each.chunk % pool::span_chunks & 1U) == 0) continue;
-    // Equal ones are taken in an order that differs from node to node.
+    // Ties are broken in an order that differs from node to node.
     const std::uint64_t rank = detail::mix_pair(in.holders[h].nonce, nonce_) >> 32;
     const std::uint64_t busy = may_post(in.holders[h].seat) ? 0 : std::uint64_t{1} << 63;
     const std::uint64_t cost =
@@ -268,7 +268,8 @@ std::uint32_t kv_pool<Tiers, Endpoint>::choose_holder(const record& of, const pa
   return best;
 }
 
-/// A slot of the first tier for a block. Otherwise the part's state is its outcome.
+/// Takes a slot of the first tier for a block. Returns false if there is none to take; the part's state is
+/// then the outcome.
 template <class Tiers, endpoint Endpoint>
 bool kv_pool<Tiers, Endpoint>::take_slot(record& of, part& each) noexcept {
   const block_key& key = key_of(of, each);
@@ -296,14 +297,15 @@ void kv_pool<Tiers, Endpoint>::settle_nearby(record& of, part& each) noexcept {
   }
   const auto found = tiers_->lookup_block(each.group, key_of(of, each));
   const bool is_here = found.first == offload::answer::hit || found.first == offload::answer::pending;
-  if (is_here && found.second == 0) return;  // on its way
+  if (is_here && found.second == 0) return;  // it is on its way
   each.state = is_here ? part_state::arrived : part_state::queued;
 }
 
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::proceed(std::uint32_t slot) noexcept {
   record& of = requests_[slot];
-  if (end_->now_ns() >= of.deadline) give_up_late(of);  // also of a request that fetches when it is late
+  // Also for a request that begins to fetch after its deadline.
+  if (end_->now_ns() >= of.deadline) give_up_late(of);
   if (!of.is_late) {
     ask_spans(slot);
     ask_again(slot);
@@ -350,7 +352,7 @@ void kv_pool<Tiers, Endpoint>::proceed(std::uint32_t slot) noexcept {
   flush();
 }
 
-/// A block will not come from the node that was asked: another one may have it.
+/// The node that was asked will not send the block; another node may have it.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::fail(record& of, part& each, error_code why) noexcept {
   --in_flight_;
@@ -369,7 +371,7 @@ void kv_pool<Tiers, Endpoint>::give_up_late(record& of) noexcept {
     part& each = of.parts[i];
     if (is_over(each)) continue;
     if (each.state == part_state::asked) {
-      // What the transport writes to the slot is dropped before the slot is another's.
+      // The transport must drop the bytes in flight before the slot has another use.
       if (std::exchange(each.is_receiving, false)) end_->withdraw(each.holder);
       fail(of, each, errc::ok);
     }
@@ -419,7 +421,7 @@ bool kv_pool<Tiers, Endpoint>::request::has_arrived() const noexcept {
   return true;
 }
 
-/// Hears what comes next, or waits a moment for this node's own transfers.
+/// Receives the next message, or waits a moment for this node's own transfers.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::wait_once(const record& of) {
   constexpr std::uint64_t moment = 100'000;
@@ -429,7 +431,7 @@ void kv_pool<Tiers, Endpoint>::wait_once(const record& of) {
 
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::request::wait_for_answers() {
-  bool is_pending = pool_ != nullptr;  // where blocks are `pending` in this node's tiers, there is no answer
+  bool is_pending = pool_ != nullptr;  // blocks that are `pending` in this node's tiers have no answer yet
   while (is_pending) {
     const record& of = pool_->requests_[slot_];
     static_cast<void>(pool_->where(of, unlimited, is_pending));

@@ -1,5 +1,5 @@
 /// @file
-/// Bodies of kv_pool.hpp: what other nodes say, and blocks that are sent to them. Included by it alone.
+/// Bodies of kv_pool.hpp: messages of other nodes, and blocks sent to them. Only that file includes this one.
 #pragma once
 
 #include <llmmem/comm/errors.hpp>
@@ -11,7 +11,7 @@ inline namespace v0 {
 
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::hear() {
-  constexpr int most = 1024;  // so that many busy peers do not hold up the engine
+  constexpr int most = 1024;  // bounds a step, so that many busy peers do not delay the engine
   hearing handler{this};
   for (int i = 0; i < most && end_->poll(deadline{0}, handler); ++i) {
   }
@@ -77,7 +77,7 @@ void kv_pool<Tiers, Endpoint>::on_frame(seat_id from, const frame_header& frame)
   }
   --in_flight_;
   --peers_[to_index(from)].outstanding;
-  if (!tiers_->end_arrival(each->block, true)) {  // withdrawn while it came
+  if (!tiers_->end_arrival(each->block, true)) {  // withdrawn while it arrived
     each->block = {};
     each->state = part_state::failed;
     return;
@@ -133,13 +133,13 @@ void kv_pool<Tiers, Endpoint>::hear_hello(seat_id from, detail::pool_reader in) 
   detail::pool_peer& peer = peers_[to_index(from)];
   const bool is_known = peer.state != pool::peer_state::absent && peer.nonce == nonce;
   if (is_known && peer.likeness == like) return;
-  forget_peer(from, false);  // a greeting is no proof of a death: the endpoint reports those
+  forget_peer(from, false);  // a greeting does not prove a death; the endpoint reports deaths
   peer.likeness = like;
   peer.nonce = nonce;
   peer.state = like == likeness_ ? pool::peer_state::present : pool::peer_state::different;
   must_republish_ = true;
   republished_ = 0;
-  // It may have received this node's greeting before it listened.
+  // That node may have missed this node's greeting, because it was not yet listening.
   if (!is_known) post_hello(from);
 }
 
@@ -261,7 +261,7 @@ void kv_pool<Tiers, Endpoint>::hear_missing(seat_id from, detail::pool_reader in
   const auto index = in.take<std::uint32_t>();
   part* const each = in.is_over() ? awaited(from, id, index) : nullptr;
   if (each == nullptr) return;
-  if (each->is_receiving) {  // words overtake bytes: the frame that is coming ends first
+  if (each->is_receiving) {  // messages overtake bytes, so the frame in flight ends first
     each->is_broken = true;
   } else {
     fail(*find(id), *each, errc::ok);
@@ -290,14 +290,14 @@ void kv_pool<Tiers, Endpoint>::on_death(seat_id seat) noexcept {
   republished_ = 0;
 }
 
-/// What a node was asked for will not come, and what it holds or looked after is of no use. Of one that
-/// lives, the frame that the transport is writing ends by itself, and the rest of its block is not awaited,
-/// because this node would refuse the peer's word that the block is missing.
+/// Forgets a node: the blocks that it was asked for will not arrive, and its entries in the directory are
+/// useless. If the node is alive, the frame that the transport is writing ends by itself; this node does not
+/// await the rest of that block, because it would refuse the peer's message that the block is missing.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::forget_peer(seat_id seat, bool is_dead) noexcept {
   directory_.forget(seat);
   for (std::uint32_t i = 0; i < published_.capacity(); ++i) {
-    // The next process there knows nothing, also where this node has not looked since.
+    // The next process in that seat has no record of these entries, so they must be published again.
     if (published_.at(i).place == to_index(seat)) published_.at(i).place = to_index(no_seat);
   }
   for (record& of : requests_) {
@@ -354,7 +354,7 @@ void kv_pool<Tiers, Endpoint>::serve() {
   }
 }
 
-/// Whether the transport has taken all of it.
+/// Returns whether the transport has taken all of the block.
 template <class Tiers, endpoint Endpoint>
 bool kv_pool<Tiers, Endpoint>::send_block(const detail::pool_serving& what,
                                           const offload::held_block& block) {

@@ -1,5 +1,5 @@
 /// @file
-/// What a pool remembers of a request for blocks of other nodes.
+/// The record of a pool's request for blocks of other nodes.
 #pragma once
 
 #include <llmmem/comm/ranks.hpp>
@@ -17,13 +17,13 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// How far one block of a request has come.
+/// The progress of one block of a request.
 enum class pool_part_state : std::uint8_t {
-  queued,   ///< to be asked for
-  asked,    ///< its slot is taken, and a node was asked to send it
+  queued,   ///< not yet asked for
+  asked,    ///< it has a slot, and a node was asked to send it
   nearby,   ///< another request of this node brings it
-  arrived,  ///< in the first tier, held
-  failed,   ///< no node that has it is left
+  arrived,  ///< in the first tier, pinned
+  failed,   ///< no node is left that has it
   late,
   no_slot,  ///< the first tier has no space
 };
@@ -31,17 +31,17 @@ enum class pool_part_state : std::uint8_t {
 /// One block of a request.
 struct pool_part {
   std::uint32_t group = 0;
-  std::uint32_t chunk = 0;  ///< the last of the block, from 0, in the chain
+  std::uint32_t chunk = 0;  ///< the block's last chunk, counted from 0 in the chain
   offload::held_block block{};
   std::uint64_t received = 0;  ///< bytes
   seat_id holder = no_seat;    ///< that was asked
   pool_part_state state = pool_part_state::queued;
   std::uint64_t ask_again = 0;   ///< when the holder is asked again
-  std::uint8_t asked_times = 0;  ///< the same holder
-  std::uint8_t tried = 0;        ///< bit i: holder i of the span
-  bool is_receiving = false;     ///< the transport has been given the slot's memory
-  bool is_broken = false;        ///< its node sends no more of it than the frame that is coming
-  bool is_fetched = false;       ///< came from another node
+  std::uint8_t asked_times = 0;  ///< how often this holder was asked
+  std::uint8_t tried = 0;        ///< bit i: holder i of the span was asked
+  bool is_receiving = false;     ///< the transport has the slot's memory
+  bool is_broken = false;        ///< its node sends nothing after the frame in flight
+  bool is_fetched = false;       ///< it came from another node
 };
 
 /// A node that the directory names.
@@ -50,7 +50,7 @@ struct pool_holder {
   std::uint64_t nonce = 0;
 };
 
-/// What is known of a span of the chain.
+/// What the directory answered about a span of the chain.
 struct pool_span {
   seat_id asked = no_seat;
   bool is_answered = false;
@@ -67,9 +67,9 @@ struct pool_record {
   std::uint32_t generation = 1;
   const kv_chain* chain = nullptr;
   std::uint64_t deadline = 0;
-  std::uint64_t first_span = 0;  ///< of the chain, that was asked for
-  std::size_t asked_spans = 0;   ///< the questions of all spans before it have been sent
-  std::uint64_t chunks = 0;      ///< of the chain when it was asked for: it may have grown since
+  std::uint64_t first_span = 0;  ///< the first span of the chain that was asked for
+  std::size_t asked_spans = 0;   ///< the questions for all spans before this one have been sent
+  std::uint64_t chunks = 0;      ///< length of the chain at `ask`; the chain may have grown since
   std::size_t first_open = 0;    ///< parts before it are done
   std::uint64_t ask_again = ~std::uint64_t{0};  ///< no earlier is anything asked again
   pool::fetch_result came{};
@@ -78,26 +78,28 @@ struct pool_record {
   std::vector<pool_part> parts;
 };
 
-/// What one node asked this one to send.
+/// A block that another node asked this one to send.
 struct pool_serving {
   seat_id to = no_seat;
   std::uint64_t nonce = 0;
-  std::uint64_t id = 0;  ///< of its request
+  std::uint64_t id = 0;  ///< of the other node's request
   std::uint64_t since = 0;
   block_key span{};
   block_key key{};
   std::uint32_t part = 0;
   std::uint32_t group = 0;
-  std::uint32_t place = 0;  ///< in the span
-  bool is_missing = false;  ///< this node does not have it, and says so when the other one reads again
+  std::uint32_t place = 0;  ///< the block's chunk within the span
+  bool is_missing =
+      false;  ///< this node does not have the block, and says so when the other node reads again
 };
 
-/// What two nodes must have in common, so that a block of one is right in the other.
+/// The properties that two nodes must have in common, so that a block of one is right in the other.
 struct pool_likeness {
   std::uint32_t magic = 0;
   std::uint32_t version = 0;
   std::uint64_t model = 0;
-  block_key key{};  ///< of some tokens: depends on the seed and kind of the hash, and on the epoch
+  block_key key{};  ///< the key of some fixed tokens, which depends on the seed and kind of the hash, and on
+                    ///< the epoch
   std::uint32_t groups = 0;
   std::uint32_t chunk_tokens = 0;
   std::uint64_t blocks = 0;  ///< digest of the groups' block sizes
@@ -105,13 +107,13 @@ struct pool_likeness {
   friend constexpr bool operator==(const pool_likeness&, const pool_likeness&) noexcept = default;
 };
 
-/// What is known of another node.
+/// What this node knows of another node.
 struct pool_peer {
   pool::peer_state state = pool::peer_state::absent;
   pool_likeness likeness{};
   std::uint64_t nonce = 0;
   std::uint64_t slow_until = 0;
-  std::uint32_t outstanding = 0;  ///< blocks that were asked of it
+  std::uint32_t outstanding = 0;  ///< blocks that this node awaits from it
 };
 
 }  // namespace detail

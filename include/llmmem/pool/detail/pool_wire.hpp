@@ -1,5 +1,5 @@
 /// @file
-/// The messages between the nodes of a pool, and how they are written and read.
+/// The messages between the nodes of a pool: their kinds, writer and reader.
 #pragma once
 
 #include <llmmem/comm/endpoint.hpp>
@@ -17,20 +17,20 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// What a frame is, by `frame_header::kind`. All but `data` go by `endpoint::tell`.
+/// The kinds of frames (`frame_header::kind`). `endpoint::post` sends all of them except `data`.
 enum class pool_frame : std::uint16_t {
-  hello = 1,  ///< what the node's cache is like, and its incarnation
+  hello = 1,  ///< the likeness of the node's cache, and its incarnation
   publish,    ///< the sender holds these blocks of a span, and no others
   ask,        ///< which nodes hold blocks of this span?
-  answer,     ///< these nodes do
+  answer,     ///< these nodes hold blocks of the span
   get,        ///< send these blocks
-  missing,    ///< one of them will not come
-  data,       ///< bytes of one
-  gone,       ///< the sender holds this block of a span no more
-  get_again,  ///< as `get`, for blocks that were asked for before
+  missing,    ///< one of the requested blocks will not arrive
+  data,       ///< bytes of a block
+  gone,       ///< the sender no longer holds this block of a span
+  get_again,  ///< as `get`, for blocks that were requested before
 };
 
-/// Writes numbers and keys one after the other into a message.
+/// Writes numbers and keys into a message, one after another.
 class pool_writer {
  public:
   template <class T>
@@ -44,12 +44,12 @@ class pool_writer {
     size_ += sizeof(T);
   }
   [[nodiscard]] std::size_t left() const noexcept { return bytes_.size() - size_; }
-  /// Whether everything had space.
+  /// Returns whether the message had space for everything.
   [[nodiscard]] bool is_complete() const noexcept { return is_whole_; }
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept LLMMEM_LIFETIMEBOUND {
     return std::span(bytes_).first(size_);
   }
-  /// Overwrites what was put at `at`.
+  /// Overwrites the value that was put at `at`.
   template <class T>
   void put_at(std::size_t at, const T& value) noexcept {
     std::memcpy(bytes_.data() + at, &value, sizeof(T));
@@ -62,7 +62,7 @@ class pool_writer {
   bool is_whole_ = true;
 };
 
-/// Reads them. What a message lacks reads as zero, and `is_right` says so.
+/// Reads numbers and keys. Values past the message's end read as zero, and `is_right` then returns false.
 class pool_reader {
  public:
   explicit pool_reader(std::span<const std::byte> bytes) noexcept : bytes_(bytes) {}
@@ -81,7 +81,7 @@ class pool_reader {
     return value;
   }
   [[nodiscard]] bool is_right() const noexcept { return is_right_; }
-  /// Whether the message has been read to its end, and nothing was lacking.
+  /// Returns whether the message has been read exactly to its end.
   [[nodiscard]] bool is_over() const noexcept { return is_right_ && bytes_.empty(); }
 
  private:
@@ -89,12 +89,13 @@ class pool_reader {
   bool is_right_ = true;
 };
 
-/// 32 bits of a key, by which a directory compares chains: a hint, which the block's whole key confirms.
+/// Returns 32 bits of a key, by which a directory compares chains: a hint, which the block's whole key
+/// confirms.
 [[nodiscard]] constexpr std::uint32_t hint_digest(const block_key& key) noexcept {
   return static_cast<std::uint32_t>(key.high ^ (key.high >> 32) ^ key.low);
 }
 
-/// Mixes two numbers into one whose bits are all drawn.
+/// Mixes two numbers into one whose bits are evenly distributed.
 [[nodiscard]] constexpr std::uint64_t mix_pair(std::uint64_t a, std::uint64_t b) noexcept {
   std::uint64_t x = a ^ (b + 0x9E37'79B9'7F4A'7C15ULL + (a << 6) + (a >> 2));
   x = (x ^ (x >> 30)) * 0xBF58'476D'1CE4'E5B9ULL;

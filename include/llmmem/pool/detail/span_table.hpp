@@ -1,6 +1,5 @@
 /// @file
-/// Which nodes hold which blocks of which spans: a node's part of the directory, and what it published
-/// itself.
+/// Which nodes hold which blocks of which spans: a node's part of the directory, and its own announcements.
 #pragma once
 
 #include <llmmem/comm/ranks.hpp>
@@ -19,21 +18,21 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Blocks of a span that one node holds. Chains that begin with the same span key and part within the span
-/// have an entry each.
+/// The blocks of a span that one node holds. If chains begin with the same span key and part within the span,
+/// each has an entry.
 struct span_entry {
   block_key span{};                                        ///< the key of its first chunk
   std::uint64_t nonce = 0;                                 ///< of the holder's process
   seat_id holder = no_seat;                                ///< `no_seat`: the entry is free
-  std::uint32_t next = ~std::uint32_t{0};                  ///< in the same bucket
-  std::uint32_t chunks = 0;                                ///< of the span that the chain has
-  std::uint32_t place = 0;                                 ///< for the owner of the table
+  std::uint32_t next = ~std::uint32_t{0};                  ///< next entry of the same bucket
+  std::uint32_t chunks = 0;                                ///< chunks of the span that the chain has
+  std::uint32_t place = 0;                                 ///< free for use by the owner of the table
   std::array<std::uint32_t, pool::span_chunks> digests{};  ///< `hint_digest` of each chunk's key
 };
 
-/// A table of `span_entry` of a fixed size, in which the entry that was put first makes way.
+/// A table of `span_entry` of a fixed size, in which a new entry replaces the oldest.
 ///
-/// @par Complexity   O(entries of the span) a call; 320 bytes an entry and 8 for each group.
+/// @par Complexity   O(entries of the span) per call; 320 bytes per entry, and 8 for each group.
 class span_table {
  public:
   static constexpr std::uint32_t none = ~std::uint32_t{0};
@@ -50,7 +49,7 @@ class span_table {
   }
   [[nodiscard]] span_entry& at(std::uint32_t entry) noexcept { return entries_[entry]; }
   [[nodiscard]] const span_entry& at(std::uint32_t entry) const noexcept { return entries_[entry]; }
-  /// For each group, which chunks' blocks the holder has.
+  /// Returns, for each group, a mask of the chunks whose blocks the holder has.
   [[nodiscard]] std::span<std::uint64_t> masks(std::uint32_t entry) noexcept {
     return {&masks_[entry * groups_], groups_};
   }
@@ -68,9 +67,9 @@ class span_table {
     }
   }
 
-  /// What a node holds of the chunks of a chain in a span, in place of what it said of them before. Chunks
-  /// after the chain's keep their bits.
-  /// @return the entry, or `none` where nothing is held.
+  /// Records which blocks a node holds of a chain's chunks in a span, and replaces its earlier report of
+  /// these. Chunks after the chain's keep their bits.
+  /// @return the entry, or `none` if the node holds none of them.
   std::uint32_t put(const block_key& span, seat_id holder, std::uint64_t nonce,
                     std::span<const std::uint32_t> digests, std::span<const std::uint64_t> masks) noexcept {
     std::uint32_t same = none;
@@ -101,7 +100,7 @@ class span_table {
       this->masks(same)[g] = (this->masks(same)[g] & ~told) | (masks[g] & told);
     return same;
   }
-  /// A node holds one block of a span no more.
+  /// Records that a node no longer holds one block of a span.
   void take_back(const block_key& span, seat_id holder, std::size_t group, std::uint32_t place,
                  std::uint32_t digest) noexcept {
     for (std::uint32_t i = first_of(span), next = none; i != none; i = next) {
@@ -124,7 +123,7 @@ class span_table {
     entries_[entry] = {};
     --size_;
   }
-  /// Forgets what a node holds.
+  /// Removes the entries of a node.
   void forget(seat_id holder) noexcept {
     for (std::uint32_t i = 0; i < capacity(); ++i) {
       if (entries_[i].holder == holder) erase(i);
@@ -135,7 +134,7 @@ class span_table {
       if (entries_[i].holder != no_seat) erase(i);
     }
   }
-  /// How many leading chunks of a chain an entry's chain has too.
+  /// Returns how many leading chunks a chain has in common with the chain of an entry.
   [[nodiscard]] static std::uint32_t common(const span_entry& entry,
                                             std::span<const std::uint32_t> digests) noexcept {
     const std::uint32_t most = shorter(entry, digests);
@@ -156,7 +155,7 @@ class span_table {
   [[nodiscard]] std::uint64_t bucket_of(const block_key& span) const noexcept {
     return (span.low ^ span.high) % buckets_.size();
   }
-  /// The next entry in turn; drops what it held.
+  /// Takes the next entry in turn, and drops its contents.
   [[nodiscard]] std::uint32_t take(const block_key& span, seat_id holder, std::uint64_t nonce) noexcept {
     const std::uint32_t entry = hand_;
     hand_ = hand_ + 1 == capacity() ? 0 : hand_ + 1;

@@ -26,10 +26,10 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The owners of all parts in one epoch, and the map of which rank keeps whose state. An epoch begins without
-/// owners; recovery assigns them, and they are valid once it is settled.
+/// The owners of all parts in one epoch, and the map of which rank keeps which state. An epoch begins without
+/// owners; recovery assigns them, and they are valid once the epoch is settled.
 ///
-/// @par Complexity      O(parts) a function. @par Thread safety   one thread at a time.
+/// @par Complexity      O(parts) for each function. @par Thread safety one thread at a time.
 /// @par Errors          values, with the replica's name.
 class epoch_owners {
  public:
@@ -47,7 +47,7 @@ class epoch_owners {
     lost_ = {};
   }
   void assign(std::vector<rank_id> owners) noexcept { owners_ = std::move(owners); }
-  /// Records that the state of these ranks, of the epoch in which it was kept, is lost.
+  /// Records that the state of these ranks is lost; their numbers are of the epoch in which it was kept.
   void lose(const rank_set& ranks) { lost_ = ranks; }
   /// Allows parts to be kept from now on. @pre the owners are assigned
   void settle() noexcept { settled_epoch_ = epoch_; }
@@ -63,13 +63,13 @@ class epoch_owners {
   [[nodiscard]] std::vector<part_id> own_parts() const;
   /// The parts that this rank keeps copies of for their owners, in order.
   [[nodiscard]] std::vector<part_id> wards() const;
-  /// Whether this epoch is settled: `errc::not_recovered` otherwise.
+  /// Returns `errc::not_recovered` unless this epoch is settled.
   [[nodiscard]] result<void> check_settled(std::uint64_t epoch) const noexcept {
     if (settled_epoch_ != 0 && settled_epoch_ == epoch) return {};
     return setup_->refuse(errc::not_recovered, 0, epoch, settled_epoch_);
   }
-  /// Returns, by part, the bytes that the caller passes to be kept: of each part that this rank owns, and of
-  /// its wards if these are computed twice. `errc::size_mismatch` for anything else.
+  /// Sorts by part the bytes that the caller passes to `keep`: those of each part that this rank owns, and of
+  /// its wards if these are computed twice. `errc::size_mismatch` if `keep` was given any other parts.
   [[nodiscard]] result<std::vector<std::span<const std::byte>>> by_part(
       std::span<const part_bytes> given) const;
 

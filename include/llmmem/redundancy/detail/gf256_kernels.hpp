@@ -17,15 +17,15 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A coefficient as its products with every value of a nibble of a byte, each table twice so that 32 bytes
-/// take one load, and as the affine map of bits for `gf2p8affineqb`.
+/// A coefficient in two forms: its products with every value of a byte's nibbles, each table twice so that
+/// one load fills 32 bytes, and the affine map of bits for `gf2p8affineqb`.
 struct alignas(8) gf_product_table {
   std::array<std::uint8_t, 32> low{};
   std::array<std::uint8_t, 32> high{};
   std::uint64_t affine = 0;
 };
 
-inline constexpr std::size_t gf_most = 4;  // destinations at a time
+inline constexpr std::size_t gf_most = 4;  // most destinations at a time
 
 /// The input of a kernel. `tables` has a row of `stride` coefficients for each destination, one per source.
 struct gf_job {
@@ -68,8 +68,8 @@ inline std::size_t gf_run_bytes(const gf_job& job, std::size_t at, std::size_t b
 
 // NOLINTBEGIN(modernize-use-auto): auto would lose the vectors' alignment.
 
-// Bytes for the instructions; words to shift and to combine, at any address. Deduced types (`auto`) would
-// lose that.
+// Bytes for the instructions, and words to shift and to combine, at any address. Deduced types (`auto`) would
+// lose the alignment.
 using gf_16 [[gnu::vector_size(16)]] = char;
 using gf_32 [[gnu::vector_size(32)]] = char;
 using gf_64 [[gnu::vector_size(64)]] = char;
@@ -232,7 +232,7 @@ inline std::size_t gf_run_neon(const gf_job& job, std::size_t bytes) noexcept {
 
 #endif
 
-/// Computes `Rows` destinations, by the path and then byte by byte.
+/// Computes `Rows` destinations: whole steps by the path, the rest byte by byte.
 template <std::size_t Rows, gf_start Start>
 inline void gf_run(simd_path path, const gf_job& job, std::size_t bytes) noexcept {
   std::size_t done = 0;

@@ -19,15 +19,15 @@ struct testing_access;
 
 namespace detail {
 
-/// What a rank knows of earlier versions, for when no rank holds any. Of several ranks' knowledge, the
-/// highest is true. The numbers are sent.
+/// A rank's knowledge of earlier versions, for the case that no rank holds any. The highest value of any rank
+/// is true. Messages carry these numbers.
 enum class known_past : std::uint32_t { unknown, never_kept, forgotten, kept };
 
 /// The committed version, which is valid, and the pending one, which is not valid until it is committed. Each
-/// may be absent; the memory of an absent one serves the next that is kept.
+/// may be absent; the next version that is kept reuses the memory of an absent one.
 ///
-/// @par Complexity      O(1), except `begin_recovery`: O(parts), and a pass over all bytes if the version is
-///   doubted.
+/// @par Complexity      O(1), except `begin_recovery`: O(parts), plus a pass over all bytes if the version is
+///                      doubted.
 /// @par Thread safety   one thread at a time. @par Errors   none.
 class held_versions {
  public:
@@ -50,26 +50,25 @@ class held_versions {
   void forget() noexcept;
   /// @}
 
-  /// The committed version, or null.
+  /// Returns the committed version, or null.
   [[nodiscard]] const kept_version* committed() const noexcept {
     return has_committed_ ? &committed_ : nullptr;
   }
   [[nodiscard]] std::optional<std::uint64_t> version() const noexcept {
     return has_committed_ ? std::optional(committed_.facts().version) : std::nullopt;
   }
-  /// Adds the bytes that both use.
+  /// Adds the memory of both versions to the counters.
   void count(replica_stats& stats) const noexcept;
 
   /// @name When an epoch begins
-  /// @{
-  /// Drops the pending version, and the committed one if this rank would report false facts of it: these are
-  /// short, and all ranks rely on them, so they are verified each time.
+  /// @{ Drops the pending version, and the committed one if its facts are damaged: these are short, and all
+  /// ranks rely on them, so they are verified each time.
   ///
-  /// Most of its bytes are never requested, and those that are sent are verified where they arrive. If a
-  /// recovery from this version was begun before, it may have failed because of damage: then all bytes are
+  /// Most bytes of the version are never requested, and the receiver verifies those that are sent. If a
+  /// recovery from this version has begun before, it may have failed because of damage, so all bytes are
   /// verified here.
-  /// @param epoch  the first epoch has seen all there was.
-  /// @return what of the committed version is damaged, if that is doubted; else no places
+  /// @param epoch  in the first epoch, this rank knows the whole past.
+  /// @return the damaged places of the committed version if it is doubted; otherwise no places
   [[nodiscard]] kept_damage begin_recovery(std::uint64_t epoch);
   /// Drops the committed version, because the ranks continue from another one.
   void discard_committed() noexcept { has_committed_ = false; }
@@ -84,7 +83,7 @@ class held_versions {
   kept_version pending_{};
   bool has_committed_ = false;
   bool has_pending_ = false;
-  bool is_doubted_ = false;  // a recovery from the committed version was begun before
+  bool is_doubted_ = false;  // a recovery from the committed version has begun before
   known_past past_ = known_past::unknown;
 };
 

@@ -16,8 +16,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Damaged places of a version that was kept by `world` ranks, one bit each: the own state, copies by rank,
-/// parities by codeword. Its words are sent as they are.
+/// Damaged places of a version that `world` ranks kept, one bit each: the own state, copies by rank, parities
+/// by codeword. Messages carry its words unchanged.
 class kept_damage {
  public:
   kept_damage() = default;
@@ -41,7 +41,8 @@ class kept_damage {
       bits += static_cast<std::uint32_t>(std::popcount(each));
     return bits;
   }
-  /// Adds them to those of all ranks. @param holder  the rank, in the version's epoch, that has these places.
+  /// Adds these places to those of all ranks. @param holder the rank, in the version's epoch, that has these
+  /// places.
   void add_to(damaged_places& all, rank_id holder) const {
     if (has(0)) all.own.insert(holder);
     for (std::uint32_t what = 0; what < world_; ++what) {

@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: a version as one rank holds it.
+/// `redundant_replica`: the data of a version that one rank holds.
 #pragma once
 
 #include <llmmem/comm/ranks.hpp>
@@ -26,9 +26,9 @@ namespace detail {
 /// The facts of a version that all ranks know.
 struct version_facts {
   std::uint64_t version = 0;
-  std::uint64_t epoch = 0;            // in which it was kept
+  std::uint64_t epoch = 0;            // the epoch in which it was kept
   std::vector<seat_id> seats{};       // the members of that epoch
-  kept_layout layout{};               // which of them owned which parts
+  kept_layout layout{};               // the parts and their owners in that epoch
   std::vector<std::uint32_t> sums{};  // CRC-32C by part
 };
 
@@ -38,20 +38,19 @@ struct sum_mismatch {
   std::uint32_t found = 0;
 };
 
-/// What one rank holds of a version: its own parts, concatenated (the *blob*), copies of other ranks' blobs,
-/// parities of its group's codewords, and the facts that all ranks know of the version. A checksum covers
-/// each byte of it, so the rank can verify what it holds.
+/// The data of a version that one rank holds: its own parts, concatenated (the *blob*), copies of other
+/// ranks' blobs, parities of its group's codewords, and the facts that all ranks know of the version.
+/// Checksums cover every byte, so the rank can verify all of it.
 ///
-/// It is filled between `begin` and `seal`, and only read afterwards. A new version reuses the memory of the
-/// previous one.
+/// The owner fills it between `begin` and `seal`, and only reads it afterwards. A new version reuses the
+/// memory of the previous one.
 ///
 /// @par Complexity      one pass over the bytes that a function is given or verifies.
 /// @par Thread safety   one thread at a time. @par Errors   std::bad_alloc; the version is then invalid.
 class kept_version {
  public:
   /// @name Filling it
-  /// @{
-  /// Begins with nothing held. The checksums of `facts` are added part by part.
+  /// @{ Begins an empty version. The checksums of `facts` are added part by part.
   /// @param self  this rank, in the version's epoch.
   void begin(version_facts facts, rank_id self);
   /// Adds the next own part, with its checksum. @pre parts come in order
@@ -62,13 +61,13 @@ class kept_version {
   [[nodiscard]] std::span<std::byte> make_copy(rank_id of);
   /// Adds the next part of a rank's blob.
   void add_to_copy(rank_id of, std::span<const std::byte> bytes);
-  /// Prepares parities of that many codewords: none is held yet.
+  /// Prepares for parities of that many codewords, without making any.
   void begin_parities(std::uint32_t codewords);
-  /// Makes a parity of one of them, initially zero.
+  /// Makes the parity of one codeword, initially zero.
   void make_parity(std::uint32_t codeword, std::uint64_t bytes) {
     parities_[codeword].assign(bytes, std::byte{0});
   }
-  /// @pre the parity exists, and is no shorter than the stripe
+  /// Adds the stripe's product to the parity. @pre the parity exists, and is at least as long as the stripe
   void add_to_parity(std::uint32_t codeword, std::span<const std::byte> stripe,
                      std::uint8_t coefficient) noexcept;
   /// Completes the version: computes the checksums of parities, and of the facts reported to others.
@@ -80,24 +79,23 @@ class kept_version {
   [[nodiscard]] const version_facts& facts() const noexcept { return facts_; }
   [[nodiscard]] rank_id self() const noexcept { return self_; }
   [[nodiscard]] std::span<const std::byte> own() const noexcept { return own_; }
-  /// Returns everything held in such a place; empty if nothing is.
+  /// Returns all bytes held in that place; empty if there are none.
   [[nodiscard]] std::span<const std::byte> at(kept_place place, rank_id of,
                                               std::uint32_t codeword) const noexcept;
-  /// Bytes of memory used by the own blob.
+  /// Returns the bytes of memory that the own blob uses.
   [[nodiscard]] std::uint64_t own_capacity() const noexcept { return own_.capacity(); }
-  /// Bytes of memory used by everything held for others.
+  /// Returns the bytes of memory of all data held for others.
   [[nodiscard]] std::uint64_t kept_capacity() const noexcept;
   /// @}
 
   /// @name Proving it
-  /// @{
-  /// Returns the first part in a rank's blob that differs from the kept one. @pre the blob has that rank's
-  /// size
+  /// @{ Returns the first part of a rank's blob whose checksum differs from the version's. @pre the blob has
+  /// the size of that rank's blob
   [[nodiscard]] std::optional<sum_mismatch> mismatch_in(rank_id owner,
                                                         std::span<const std::byte> blob) const noexcept;
-  /// Whether the facts reported to others are unchanged since the version was sealed.
+  /// Returns whether the facts reported to others are unchanged since the version was sealed.
   [[nodiscard]] bool tells_the_truth() const noexcept { return sum_of_facts() == facts_sum_; }
-  /// Returns what of it is damaged: reads all of it.
+  /// Reads all of the version, and returns its damaged places.
   [[nodiscard]] kept_damage damage() const;
   /// @}
 
@@ -108,8 +106,8 @@ class kept_version {
   version_facts facts_{};
   rank_id self_{};
   std::vector<std::byte> own_{};
-  std::vector<std::vector<std::byte>> copies_{};    // by rank; empty where none is held
-  std::vector<std::vector<std::byte>> parities_{};  // by codeword of the own group; empty where none is held
+  std::vector<std::vector<std::byte>> copies_{};    // by rank; empty if none is held
+  std::vector<std::vector<std::byte>> parities_{};  // by codeword of the own group; empty if none is held
   std::vector<std::uint32_t> parity_sums_{};
   std::uint32_t facts_sum_ = 0;
 };
@@ -201,7 +199,7 @@ inline kept_damage kept_version::damage() const {
   return found;
 }
 
-/// The same on all ranks that hold the version.
+/// The sum is the same on all ranks that hold the version.
 inline std::uint32_t kept_version::sum_of_facts() const noexcept {
   const std::uint64_t numbers[] = {facts_.version, facts_.epoch, to_index(self_), facts_.layout.world};
   std::uint32_t sum = crc32c(0, std::as_bytes(std::span(numbers)));

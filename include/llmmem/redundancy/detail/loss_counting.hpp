@@ -1,5 +1,5 @@
 /// @file
-/// Counts the sets of failures that lose something: sums of positive terms, so that small chances stay
+/// Counts the sets of failures that lose a state, by sums of positive terms, so that small probabilities stay
 /// precise.
 #pragma once
 
@@ -30,7 +30,7 @@ struct loss_counts {
   return row;
 }
 
-/// Counts a group that tolerates any `tolerated` losses but no more, for sizes up to `most`.
+/// Counts a group that tolerates up to `tolerated` losses, for sets of up to `most` failures.
 [[nodiscard]] inline loss_counts count_group(std::size_t members, std::size_t tolerated, std::size_t most) {
   const std::vector<double> all = binomial_row(members);
   const std::size_t end = (members < most ? members : most) + 1;
@@ -42,13 +42,15 @@ struct loss_counts {
 
 /// Counts a ring that loses a state if `run` neighbours fail.
 ///
-/// The failed members between two live ones form a bin: `live` bins whose sizes add up to the number of
-/// failed. The bins from a marked live member on, times the places of that member, divided by the live ones
-/// that may be marked, give the sets: members / live times the bins.
+/// The failed members between two live ones form a bin, so there are `live` bins, whose sizes add up to the
+/// number of failures. Mark one live member and count the ways to fill the bins after it. The member has
+/// `members` places, and any of the `live` ones may be the marked one: the sets are members / live times the
+/// bins.
 [[nodiscard]] inline loss_counts count_ring(std::size_t members, std::size_t run, std::size_t most) {
   const std::size_t end = (members < most ? members : most) + 1;
   loss_counts counts{std::vector<double>(end, 0), std::vector<double>(end, 0)};
-  // Ways to fill as many bins as the round with that many failed: none as large as `run`, or at least one.
+  // By number of failures: the ways to fill the bins of this round without a bin as large as `run`, and with
+  // at least one.
   std::vector<double> without(end, 0);
   std::vector<double> with(end, 0);
   std::vector<double> any(end, 0);
@@ -71,18 +73,18 @@ struct loss_counts {
     if (failed >= end) continue;
     const auto places = static_cast<double>(members);
     const auto marks = static_cast<double>(live);
-    // Small counts exactly, large ones without exceeding the range of a double.
+    // Small counts are exact, and large ones stay within the range of a double.
     const auto sets = [&](double bins) {
       return bins < 0x1p40 ? bins * places / marks : bins / marks * places;
     };
     counts.lost[failed] = sets(with[failed]);
     counts.kept[failed] = sets(without[failed]);
   }
-  if (members < end) counts.lost[members] = 1;  // no member is left to be marked
+  if (members < end) counts.lost[members] = 1;  // no live member is left to mark
   return counts;
 }
 
-/// Combines both groups.
+/// Combines the counts of two groups.
 [[nodiscard]] inline loss_counts combine(const loss_counts& a, const loss_counts& b, std::size_t most) {
   const std::size_t together = a.lost.size() + b.lost.size() - 1;
   const std::size_t end = together < most + 1 ? together : most + 1;

@@ -17,8 +17,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Memory for a part, not cleared, because all of it is written. It does not request huge pages: a recovery
-/// must not wait until the system has found some.
+/// Memory for a part, not cleared, because all of it is written. It does not request huge pages, because a
+/// recovery must not wait until the system has found some.
 class part_memory {
  public:
   part_memory() noexcept = default;
@@ -52,14 +52,14 @@ class part_arrival {
 
   [[nodiscard]] std::span<std::byte> destination() const noexcept { return destination_; }
 
-  /// Returns where the caller may receive those bytes before it calls `landed`; an empty span if it must add
-  /// them.
+  /// Returns the memory where the caller may receive those bytes before it calls `landed`; an empty span if
+  /// the caller must `add` them.
   [[nodiscard]] std::span<std::byte> landing(std::uint64_t offset, std::uint64_t bytes,
                                              bool is_summed) const noexcept {
     if (is_summed && offset < filled_) return {};
     return destination_.subspan(offset, bytes);
   }
-  /// The caller has received them there; the part is `coefficient` times these bytes.
+  /// Notes that the caller has received bytes there; the part is `coefficient` times these.
   void landed(std::uint64_t offset, std::uint64_t bytes, std::uint8_t coefficient) noexcept {
     const std::span<std::byte> there = destination_.subspan(offset, bytes);
     if (coefficient != 1) static_cast<void>(gf256_multiply_into(there, there, coefficient));
@@ -102,8 +102,8 @@ class part_arrival {
   }
 
   std::span<std::byte> destination_{};
-  std::uint64_t filled_ = 0;  // nothing has been written after it
-  std::uint32_t sum_ = 0;     // of the bytes before it
+  std::uint64_t filled_ = 0;  // the end of the written bytes
+  std::uint32_t sum_ = 0;     // CRC-32C of the bytes before `filled_`
   bool is_in_order_ = true;   // every byte was written once, from the first to the last
 };
 

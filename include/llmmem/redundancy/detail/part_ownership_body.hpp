@@ -30,7 +30,7 @@ class ownership_planner {
     } else {
       plan_.unrecoverable = lost | damaged_.own;
     }
-    // A rank without parts has lost nothing.
+    // The loss of a rank without parts loses no state.
     for (std::uint32_t rank = 0; rank < layout_.world; ++rank) {
       if (blobs[rank] == 0) plan_.unrecoverable.erase(rank_id{rank});
     }
@@ -112,7 +112,7 @@ class ownership_planner {
     const std::uint64_t to = std::min(first + bytes, step.range.first + step.range.count);
     if (from >= to) return;
     if (step.kind == recovery_kind::fetch) {
-      // The adopting rank may hold a copy itself.
+      // Prefers a copy on the adopting rank.
       rank_id holder = step.sources.front().holder;
       for (const rank_id each : map_->holders(step.lost)) {
         if (now(each) == target && has_copy(each, step.lost)) holder = each;
@@ -162,7 +162,7 @@ class ownership_planner {
   const std::optional<replica_map>& map_;
   const membership_change& change_;
   const damaged_places& damaged_;
-  std::vector<std::uint64_t> load_;  // bytes owned, by rank now
+  std::vector<std::uint64_t> load_;  // owned bytes, by present rank
   recovery_plan recovery_{};
   ownership_plan plan_{};
 };

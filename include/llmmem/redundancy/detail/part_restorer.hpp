@@ -25,7 +25,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// `part_destinations` of any type, or none. The object it refers to must outlive it.
+/// A reference to `part_destinations` of any type, or to none. The destinations must outlive it.
 class destinations_ref {
  public:
   destinations_ref() noexcept = default;
@@ -42,37 +42,38 @@ class destinations_ref {
   std::span<std::byte> (*ask_)(void* of, part_id part) = nullptr;
 };
 
-/// Carries out an `ownership_plan`, and shows where each part of this rank is afterwards: at the
-/// destination named by the caller, in the restorer's memory, or where the rank already held it. Each part is
-/// verified by its checksum; a failed restoration shows nothing.
+/// Executes an `ownership_plan`, and returns where each part of this rank is afterwards: at the caller's
+/// destination, in the restorer's memory, or where the rank already held it. It verifies each part by its
+/// checksum; a failed restoration makes no part available.
 ///
-/// @par Complexity      one pass and a checksum for each byte that arrives; nothing larger than 1 MiB is held
-///   in addition to the parts. @par Thread safety   one thread at a time.
+/// @par Complexity      one pass and a checksum for each byte that arrives; at most 1 MiB of memory in
+///                      addition to the parts. @par Thread safety one thread at a time.
 /// @par Errors          those of the transport, which is then revoked; `errc::size_mismatch` for a
-///   destination of another size, `errc::message_damaged`. Exceptions of the caller's destinations pass
+///   destination of the wrong size, `errc::message_damaged`. Exceptions of the caller's destinations pass
 ///   through. After a failure the caller calls `clear`.
 class part_restorer {
  public:
-  /// Both must outlive it.
+  /// Both must outlive the restorer.
   part_restorer(replica_ranks& ranks, const replica_setup& setup)
       : ranks_(&ranks), setup_(&setup), arrivals_(setup.parts()), recovered_(setup.parts()) {}
 
-  /// @param held  this rank's version, if the plan uses it as a source; else it may be null. It contains the
-  ///   parts that stay in place.
-  /// @return bytes of parts here whose owner was lost, or had them damaged. @pre nothing is shown
+  /// @param held  this rank's version, if the plan uses it as a source; otherwise it may be null. It contains
+  ///              the parts that stay in place.
+  /// @return bytes of parts on this rank whose owner was lost, or had damaged bytes. @pre no part is
+  ///         available
   [[nodiscard]] result<std::uint64_t> restore(const found_version& found, const ownership_plan& plan,
                                               const kept_version* held, destinations_ref into, deadline by);
   /// Returns the bytes of a part that this rank owns; empty for other parts, and after `clear`.
   [[nodiscard]] std::span<const std::byte> recovered(part_id part) const noexcept {
     return recovered_[to_index(part)];
   }
-  /// Bytes of memory that the restorer uses for parts.
+  /// Returns the bytes of memory that the restorer uses for parts.
   [[nodiscard]] std::uint64_t memory_bytes() const noexcept;
-  /// Shows nothing from now on, and frees that memory.
+  /// Makes all parts unavailable, and frees that memory.
   void clear() noexcept;
 
  private:
-  /// The most of a part that is sent at once.
+  /// The most bytes of a part in one message.
   static constexpr std::uint64_t piece_bytes = std::uint64_t{1} << 20;
 
   [[nodiscard]] result<void> choose_destinations(const ownership_plan& plan, const kept_version* held,
@@ -86,16 +87,15 @@ class part_restorer {
     return held.at(transfer.place, transfer.of, transfer.codeword)
         .subspan(transfer.place_offset, transfer.bytes);
   }
-  /// Whether the part is already at its destination.
+  /// Returns whether the part is already at its destination.
   [[nodiscard]] bool stays(const part_transfer& transfer) const noexcept {
     return transfer.source == transfer.target && arrivals_[to_index(transfer.part)].destination().empty();
   }
 
   replica_ranks* ranks_;
   const replica_setup* setup_;
-  std::vector<part_memory> memory_{};                  // of parts that arrived without a destination of the
-                                                       // caller
-  std::vector<part_arrival> arrivals_;                 // by part, while they come
+  std::vector<part_memory> memory_{};                  // for parts without a destination of the caller
+  std::vector<part_arrival> arrivals_;                 // by part, while the bytes arrive
   std::vector<std::span<const std::byte>> recovered_;  // by part
   std::vector<std::byte> scratch_{};                   // a piece to be added
 };
@@ -125,8 +125,8 @@ inline result<std::uint64_t> part_restorer::restore(const found_version& found, 
   return prove(found, plan);
 }
 
-/// Chooses where each part that this rank owns now is placed. If the caller names no destinations, a part
-/// that this rank holds whole stays in place, and the others get memory.
+/// Chooses the destination of each part that this rank owns now. If the caller names no destinations, a part
+/// that this rank has complete stays in place, and the others get memory.
 inline result<void> part_restorer::choose_destinations(const ownership_plan& plan, const kept_version* held,
                                                        destinations_ref into) {
   const std::vector<std::uint64_t>& sizes = setup_->sizes();
@@ -168,8 +168,8 @@ inline result<void> part_restorer::carry_out(const ownership_plan& plan, const k
   return {};
 }
 
-/// Moves a piece of a transfer: the last piece is still in the processor's caches when its checksum is
-/// computed, while the next one is in flight.
+/// Moves a piece of a transfer. While the next piece is in flight, the checksum of the last one is computed,
+/// because that piece is still in the processor's caches.
 inline result<void> part_restorer::move_piece(const part_transfer& transfer, const kept_version* held,
                                               std::uint64_t at, deadline by) {
   const rank_id self = ranks_->rank();

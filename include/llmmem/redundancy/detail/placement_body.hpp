@@ -1,5 +1,5 @@
 /// @file
-/// Makes groups.
+/// How placements divide ranks into groups.
 #pragma once
 
 #include <llmmem/redundancy/placement.hpp>
@@ -42,7 +42,7 @@ struct domain_ranks {
   std::vector<rank_id> ranks;
 };
 
-/// The ranks of each domain, ascending, by the domain's number.
+/// Returns the ranks of each domain, in the order of the domains' numbers.
 [[nodiscard]] inline std::vector<domain_ranks> ranks_by_domain(std::span<const domain_id> domains) {
   std::vector<domain_ranks> all;
   for (std::uint32_t rank = 0; rank < domains.size(); ++rank) {
@@ -54,8 +54,8 @@ struct domain_ranks {
   return all;
 }
 
-/// Places each rank's copies in domains other than its own and each other's, on the rank that keeps least;
-/// among equals, on the next one after it. @pre there are as many domains as copies
+/// Places the copies of each rank so that all are in different domains, on the ranks that keep least; among
+/// equals, on the next rank in order. @pre there are as many domains as copies
 [[nodiscard]] inline replica_map place_by_load(const redundancy_scheme& scheme,
                                                std::span<const domain_id> domains) {
   const auto world = static_cast<std::uint32_t>(domains.size());

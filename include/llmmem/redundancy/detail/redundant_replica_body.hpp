@@ -30,7 +30,7 @@ result<recovered_state> redundant_replica<T, Place>::recover_to(detail::destinat
   try {
     const result<recovered_state> outcome = recover_now(into, by);
     if (!outcome) restorer_.clear();
-    // Other ranks wait for the next message.
+    // Revoke, because other ranks wait for the next message.
     if (outcome.code() == errc::message_damaged || outcome.code() == errc::size_mismatch) ranks_.revoke();
     return outcome;
   } catch (...) {
@@ -112,7 +112,7 @@ void redundant_replica<T, Place>::commit() noexcept {
 template <seated_transport T, seat_placement Place>
 void redundant_replica<T, Place>::forget() noexcept {
   held_.forget();
-  restorer_.clear();  // some of its parts are in held memory
+  restorer_.clear();  // some of its parts are in the memory of held versions
 }
 
 template <seated_transport T, seat_placement Place>

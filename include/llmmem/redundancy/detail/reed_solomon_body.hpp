@@ -19,18 +19,19 @@ namespace detail {
 inline constexpr std::size_t code_block = 2048;
 inline constexpr std::size_t code_spans = 256;
 
-/// The bytes read after the end of a piece.
-inline constexpr std::byte code_zeros[code_block] = {};  // a std::array of bytes is more than nvcc 13 takes
+/// The bytes that replace those after the end of a piece.
+// Not a std::array, because nvcc 13 rejects one of this size.
+inline constexpr std::byte code_zeros[code_block] = {};
 
-/// Returns up to `bytes` of a piece from `at` on, none after its end.
+/// Returns the bytes of a piece from `at` on: at most `bytes`, and none after the piece's end.
 [[nodiscard]] inline std::span<const std::byte> code_part(std::span<const std::byte> piece, std::size_t at,
                                                           std::size_t bytes) noexcept {
   const std::size_t skipped = std::min(at, piece.size());
   return piece.subspan(skipped, std::min(bytes, piece.size() - skipped));
 }
 
-/// Computes `targets = matrix * sources`: at once as far as all of them reach, then block by block with zeros
-/// for ended pieces and a spill buffer for ended targets.
+/// Computes `targets = matrix * sources`: at once up to the end of the shortest, then block by block, with
+/// zeros for ended pieces and a spill buffer for ended targets.
 template <class Engine>
 inline void code_product(const Engine& engine, const typename Engine::matrix& matrix,
                          std::span<const std::span<const std::byte>> sources,
@@ -93,7 +94,7 @@ template <class Engine>
 inline std::size_t code_verify(const Engine& engine, const typename Engine::matrix& matrix,
                                std::span<const std::span<const std::byte>> data,
                                std::span<const std::span<const std::byte>> parity) noexcept {
-  // All parities of a block at a time, in at most 64 KiB of the stack.
+  // Computes all parities of one block at a time, in at most 64 KiB of the stack.
   std::byte made[65536];
   const std::size_t block = std::min(std::size_t{8192}, sizeof(made) / parity.size() / 64 * 64);
   std::array<std::span<const std::byte>, code_spans> from{};

@@ -43,7 +43,8 @@ inline void check_replica_world(std::uint64_t world) {
   return mixed ^ (mixed >> 31);
 }
 
-/// Returns a square root by Newton's iteration, for 0 to 1: <cmath> is a costly header for one function.
+/// Returns a square root by Newton's iteration, for 0 to 1, because <cmath> is a costly header for one
+/// function.
 [[nodiscard]] inline double root(double of) noexcept {
   if (of <= 0) return 0;
   double guess = 1;
@@ -203,7 +204,7 @@ inline loss_chance replica_map::loss_probability(std::uint32_t failures,
     order[i] = i;
   std::uint64_t lost = 0;
   for (std::uint64_t sample = 0; sample < options.samples; ++sample) {
-    // The beginning of a shuffle, from the order that the last one left.
+    // The first steps of a shuffle, beginning with the order that the last one left.
     for (std::uint32_t i = 0; i < failures; ++i) {
       const auto other = static_cast<std::uint32_t>(i + detail::split_mix(state) % (ranks - i));
       std::swap(order[i], order[other]);

@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: the members of an epoch exchange what they hold, and find the newest version.
+/// `redundant_replica`: the members of an epoch exchange reports of their versions, and find the newest.
 #pragma once
 
 #include <llmmem/comm/collectives.hpp>
@@ -30,7 +30,7 @@ inline namespace v0 {
 namespace detail {
 
 /// The result of a rendezvous, the same on all ranks: the version to restore, the mapping of its ranks to
-/// present ones, and what of it is damaged.
+/// present ones, and its damaged places.
 struct found_version {
   version_facts facts{};
   membership_change change{};
@@ -40,19 +40,19 @@ struct found_version {
 /// The report of each rank when an epoch begins: exactly the bytes of a message.
 struct replica_presence {
   std::uint64_t version = 0;
-  std::uint64_t epoch = 0;  // in which the version was kept
-  std::uint32_t rank = 0;   // in that epoch
-  std::uint32_t world = 0;  // of that epoch; 0: the rank holds nothing
-  std::uint32_t setup = 0;  // digest of everything that must be equal on all ranks
+  std::uint64_t epoch = 0;  // the epoch in which the version was kept
+  std::uint32_t rank = 0;   // this rank's number in that epoch
+  std::uint32_t world = 0;  // number of ranks of that epoch; 0: this rank holds no version
+  std::uint32_t setup = 0;  // digest of all facts that must be equal on all ranks
   known_past last = known_past::unknown;
   std::uint32_t damaged = 0;  // damaged places in its version
-  std::uint32_t sum = 0;      // CRC-32C of all before it
+  std::uint32_t sum = 0;      // CRC-32C of all bytes before it
 
   [[nodiscard]] bool is_of(const replica_presence& other) const noexcept {
     return version == other.version && epoch == other.epoch;
   }
-  /// A version belongs to the epoch it was kept in. Its number may have decreased since, to that of a
-  /// checkpoint, while a rank that was away still has a higher one.
+  /// Compares epochs first: after a return to a checkpoint, a version of a later epoch may have a lower
+  /// number than the version of a rank that was away.
   [[nodiscard]] bool is_newer_than(const replica_presence& other) const noexcept {
     return std::pair(epoch, version) > std::pair(other.epoch, other.version);
   }
@@ -62,23 +62,24 @@ struct replica_presence {
 };
 static_assert(sizeof(replica_presence) == 40);
 
-/// The exchange that begins an epoch. All members call `meet`, and learn the same: the newest version that
-/// any of them has committed, how it was kept, which members hold it, and what of it is damaged. Each message
-/// carries a checksum. It keeps nothing from one epoch to the next.
+/// The exchange that begins an epoch. All members call `meet` and get the same result: the newest version
+/// that any member has committed, how it was kept, which members hold it, and its damaged places. Each
+/// message carries a checksum. The object keeps no state from one epoch to the next.
 ///
-/// @par Complexity      40 bytes to each rank; for a version a broadcast of 4 bytes per member and 8 per
-///   part; if anything is damaged, a bit per place to each rank. @par Thread safety   one thread at a time.
+/// @par Complexity      40 bytes to each rank; if there is a version, a broadcast of 4 bytes per member and 8
+///                      per part; if a place is damaged, a bit per place to each rank. @par Thread safety one
+///                      thread at a time.
 /// @par Errors          those of the transport; `errc::message_damaged`, `errc::setup_differs`.
 class replica_rendezvous {
  public:
-  /// Both must outlive it.
+  /// Both must outlive the rendezvous.
   replica_rendezvous(replica_ranks& ranks, const replica_setup& setup) noexcept
       : ranks_(&ranks), setup_(&setup) {}
 
-  /// @param held    what this rank holds: it learns what others know of the past, and drops a version that is
-  ///   not the one to restore.
-  /// @param damage  what of the committed version is damaged here.
-  /// @param digest  of this rank's setup.
+  /// @param held    the versions of this rank. It takes over the others' knowledge of the past, and drops a
+  ///                version that is not the one to restore.
+  /// @param damage  the damaged places of this rank's committed version.
+  /// @param digest  the digest of this rank's setup.
   /// @return the newest version; nothing if no rank holds any.
   [[nodiscard]] result<std::optional<found_version>> meet(held_versions& held, const kept_damage& damage,
                                                           std::uint32_t digest, deadline by);
@@ -107,7 +108,7 @@ inline result<std::optional<found_version>> replica_rendezvous::meet(held_versio
   const replica_presence* const newest = newest_of(*all);
   if (newest == nullptr) return std::optional<found_version>();
   const auto holds = [&](const replica_presence& each) { return each.world != 0 && each.is_of(*newest); };
-  // A rank that was not part of the last commit, and returned, holds a stale version.
+  // A rank that returned after it missed the last commit holds a stale version.
   if (!holds((*all)[to_index(ranks_->rank())])) held.discard_committed();
   // Assigned one by one, because g++ 12 warns at -O3 about designated initialisers that leave members to
   // their defaults.
@@ -162,7 +163,7 @@ inline result<std::vector<replica_presence>> replica_rendezvous::hear_all(const 
   return result<std::vector<replica_presence>>(std::move(all));
 }
 
-/// Null if no rank holds anything.
+/// Returns null if no rank holds a version.
 inline const replica_presence* replica_rendezvous::newest_of(std::span<const replica_presence> all) noexcept {
   const replica_presence* newest = nullptr;
   for (const replica_presence& each : all) {
@@ -171,7 +172,7 @@ inline const replica_presence* replica_rendezvous::newest_of(std::span<const rep
   return newest;
 }
 
-/// Sends how the version was kept, from one rank that holds it to all.
+/// Sends the facts of the version from one rank that holds it to all ranks.
 inline result<version_facts> replica_rendezvous::learn_facts(const held_versions& held,
                                                              const replica_presence& newest, rank_id from,
                                                              deadline by) {
@@ -214,7 +215,7 @@ inline result<void> replica_rendezvous::tell_all(std::vector<std::uint32_t>& wor
   return {};
 }
 
-/// Exchanges what each holder of the version found damaged, with a checksum.
+/// Exchanges the damaged places that each holder of the version found, with a checksum.
 inline result<void> replica_rendezvous::learn_damage(found_version& of, const kept_damage& own, deadline by) {
   const std::uint32_t then = of.facts.layout.world;
   const std::size_t words = kept_damage::words_for(then);

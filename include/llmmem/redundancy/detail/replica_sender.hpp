@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: what a rank sends to keep a version: checksums, copies, stripes.
+/// `redundant_replica`: the messages that keep a version: checksums, copies, stripes.
 #pragma once
 
 #include <llmmem/comm/collectives.hpp>
@@ -30,27 +30,28 @@ inline namespace v0 {
 namespace detail {
 
 /// Makes a version redundant: all ranks call `spread` with their own parts, and each then holds what the map
-/// assigns to it. First all exchange the checksums of their parts and stripes, so that each rank can verify
-/// what it receives. From one version to the next it keeps only memory.
+/// assigns to it. First the ranks exchange the checksums of their parts and stripes, so that each rank can
+/// verify what it receives. From one version to the next the sender keeps only memory.
 ///
-/// @par Complexity      what the scheme sends for each byte owned: F - 1 copies, or m stripes of a coded
-///   state, in as many rounds as the group has other members. @par Thread safety   one thread at a time.
+/// @par Complexity      for each owned byte the scheme's transfers: F - 1 copies, or m stripes of a coded
+///                      state, in as many rounds as the group has other members. @par Thread safety one
+///                      thread at a time.
 /// @par Errors          those of the transport, which is then revoked; `errc::message_damaged`,
 ///   `errc::checksum_differs`.
 class replica_sender {
  public:
-  /// Both must outlive it.
+  /// Both must outlive the sender.
   replica_sender(replica_ranks& ranks, const replica_setup& setup) noexcept
       : ranks_(&ranks), setup_(&setup) {}
 
-  /// @param made     already has this rank's own parts.
-  /// @param owners   of the epoch, which is the version's.
-  /// @param by_part  if parts are computed twice: this rank's bytes of its wards.
+  /// @param made     the version to fill; it already has this rank's own parts.
+  /// @param owners   the owners in the version's epoch.
+  /// @param by_part  this rank's bytes of its wards, if parts are computed twice.
   [[nodiscard]] result<void> spread(kept_version& made, const epoch_owners& owners,
                                     std::span<const std::span<const std::byte>> by_part, deadline by);
 
  private:
-  /// A group of a coded scheme, from this rank's point of view.
+  /// This rank's group in a coded scheme.
   struct group_view {
     group_view(const replica_map& map, rank_id rank)
         : ranks(map.groups()[map.group_of(rank)]),
@@ -105,8 +106,8 @@ inline result<void> replica_sender::spread(kept_version& made, const epoch_owner
   return map->scheme().is_coded() ? send_stripes(made, *map, by) : send_copies(made, *map, by);
 }
 
-/// Sends all ranks the checksums of all parts and, for coded states, of all stripes. Each rank's message ends
-/// with a checksum of itself.
+/// Sends to all ranks the checksums of this rank's parts and, for coded states, of its stripes. Each message
+/// ends with a checksum of itself.
 inline result<void> replica_sender::share_sums(kept_version& made, const std::optional<replica_map>& map,
                                                deadline by) {
   const kept_layout& layout = made.facts().layout;
@@ -190,7 +191,7 @@ inline result<void> replica_sender::send_copies(kept_version& made, const replic
   return {};
 }
 
-/// Two ranks have computed a part: the results must be equal.
+/// Two ranks have computed the part, and their results must be equal.
 inline result<void> replica_sender::compare_wards(kept_version& made, std::span<const part_id> wards,
                                                   std::span<const std::span<const std::byte>> by_part) {
   for (const part_id part : wards) {
@@ -218,7 +219,7 @@ inline result<void> replica_sender::send_stripes(kept_version& made, const repli
   return {};
 }
 
-/// Makes parities as long as the longest stripe of their codeword.
+/// Makes parities that are as long as the longest stripe of their codeword.
 inline void replica_sender::make_parities(kept_version& made, const group_view& group) {
   const std::uint32_t members = group.layout.members();
   made.begin_parities(members);

@@ -1,5 +1,5 @@
 /// @file
-/// `redundant_replica`: the setup, which is equal on all ranks.
+/// `redundant_replica`: its setup, which is equal on all ranks.
 #pragma once
 
 #include <llmmem/comm/collectives.hpp>
@@ -27,14 +27,15 @@ inline namespace v0 {
 namespace detail {
 
 /// The scheme, the parts with their sizes and homes, and the tags of messages and errors. It never changes
-/// after construction, and derives from these facts alone what concerns the members of an epoch.
+/// after construction. The maps, homes and owners of an epoch follow from the setup and the seats of its
+/// members.
 ///
 /// @par Complexity      as stated. @par Thread safety   any number of readers.
 /// @par Errors          those of the constructor, and of a placement.
 class replica_setup {
  public:
   /// @param seats  number of seats of the job, if known.
-  /// @throws argument_error  when sizes and homes differ in number, or a home is not a seat of the job.
+  /// @throws argument_error  if sizes and homes differ in number, or a home is not a seat of the job.
   replica_setup(const redundancy_scheme& scheme, std::span<const std::uint64_t> sizes,
                 std::span<const seat_id> homes, std::optional<std::uint32_t> seats,
                 const replica_options& options)
@@ -49,26 +50,27 @@ class replica_setup {
   }
 
   [[nodiscard]] const redundancy_scheme& scheme() const noexcept { return scheme_; }
-  /// Bytes of each part.
+  /// Returns the bytes of each part.
   [[nodiscard]] const std::vector<std::uint64_t>& sizes() const noexcept { return sizes_; }
   [[nodiscard]] std::size_t parts() const noexcept { return sizes_.size(); }
   [[nodiscard]] std::uint32_t tag() const noexcept { return options_.tag; }
   [[nodiscard]] collective_call call(deadline by) const { return {.by = by, .tag = options_.tag}; }
-  /// A failure, with the replica's name.
+  /// Makes a failure with the replica's name.
   [[nodiscard]] failure refuse(error_code code, std::uint32_t index, std::uint64_t wanted,
                                std::uint64_t found) const noexcept {
     return {.code = code, .index = index, .wanted = wanted, .found = found, .where = options_.name};
   }
 
-  /// Returns which rank keeps whose state, for members in these seats; nothing for one rank alone. If fewer
-  /// seats are left than the parts have homes in, and the placement refuses them, neighbours keep the copies.
-  /// @throws argument_error  when the placement refuses the seats of a full job.
+  /// Returns the map of which rank keeps which state, for members in these seats; nothing for a single rank.
+  /// If fewer seats are left than the parts have homes in, and the placement refuses them, neighbours keep
+  /// the copies.
+  /// @throws argument_error  if the placement refuses the seats of a full job.
   template <seat_placement Place>
   [[nodiscard]] std::optional<replica_map> map_of(const Place& place, std::span<const seat_id> seats) const;
   /// Returns, by part, the rank at its home, if there is one.
   [[nodiscard]] std::vector<std::optional<rank_id>> homes_among(std::span<const seat_id> seats) const;
-  /// Returns, by part, when nothing is held: the rank at its home, otherwise the rank with the fewest bytes
-  /// so far.
+  /// Returns the owners by part for the case that no version is held: the rank at the part's home, otherwise
+  /// the rank with the fewest bytes so far.
   [[nodiscard]] std::vector<rank_id> owners_by_home(std::span<const seat_id> seats) const;
   /// The digest of the scheme, the parts, their homes, and the map of this epoch.
   [[nodiscard]] std::uint32_t digest(const std::optional<replica_map>& map) const;
@@ -79,7 +81,7 @@ class replica_setup {
   redundancy_scheme scheme_;
   std::vector<std::uint64_t> sizes_;  // by part
   std::vector<seat_id> homes_;        // by part
-  std::size_t home_seats_ = 0;        // different ones
+  std::size_t home_seats_ = 0;        // number of different home seats
   replica_options options_;
 };
 
@@ -105,8 +107,7 @@ std::optional<replica_map> replica_setup::map_of(const Place& place, std::span<c
   try {
     return place(seats).place(*scheme, world);
   } catch (const argument_error&) {
-    // The remaining members may be too few for a rule that all could keep: a copy on a neighbour is better
-    // than none.
+    // The placement's rule may need more members than remain: a copy on a neighbour is better than none.
     if (seats.size() >= home_seats_) throw;
     return ring_neighbours().place(*scheme, world);
   }

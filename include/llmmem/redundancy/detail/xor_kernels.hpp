@@ -12,14 +12,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-// At any address, over bytes of any type. Deduced types (`auto`) would lose that.
+// Words at any address, over bytes of any type. Deduced types (`auto`) would lose these attributes.
 using xor_16 [[gnu::vector_size(16), gnu::aligned(1), gnu::may_alias]] = std::uint64_t;
 using xor_32 [[gnu::vector_size(32), gnu::aligned(1), gnu::may_alias]] = std::uint64_t;
 using xor_64 [[gnu::vector_size(64), gnu::aligned(1), gnu::may_alias]] = std::uint64_t;
 
 inline constexpr std::size_t xor_most = 5;  // buffers at a time
 
-// NOLINTBEGIN(modernize-use-auto): it would lose the vectors' alignment.
+// NOLINTBEGIN(modernize-use-auto): auto would lose the vectors' alignment.
 
 // The three below have the same text except for the width, because a target cannot be a template parameter.
 // Each returns how many bytes it processed, whole steps only. A source may be the destination: a step reads

@@ -1,5 +1,5 @@
 /// @file
-/// What callers of a `tiered_buffer` do with chunks: create, lease, clone, resize and end them.
+/// The operations on chunks of a `tiered_buffer`: create, lease, clone, resize, discard and remove.
 #pragma once
 
 #include <llmmem/codec/errors.hpp>
@@ -27,12 +27,12 @@ inline namespace v0 {
 namespace detail {
 
 /// Operations on one chunk; each completes or leaves the chunk as it was. The desk holds the rules: which
-/// leases exclude each other, how clones part, and in which order places, keys and bytes change. It stores
-/// nothing of a chunk itself; table, stack, keys and mover do.
+/// leases exclude each other, how clones part, and in which order places, keys and bytes change. Table,
+/// stack, keys and mover store the state of the chunks; the desk stores none.
 ///
 /// @par Complexity      as of the functions of `basic_tiered_buffer` that forward here.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          values; what a space throws passes through.
+/// @par Errors          values; exceptions of a space pass through.
 template <class Traits, class... Tiers>
 class chunk_desk {
  public:
@@ -48,7 +48,7 @@ class chunk_desk {
   /// Whether the host can access leased bytes.
   static constexpr bool host_can_touch = stack_type::template space_type<0>::is_host_accessible;
 
-  /// Takes over the chunks that the last tier's space has from an earlier process.
+  /// Adopts the chunks that the last tier's space has from an earlier process.
   chunk_desk(table_type& chunks, stack_type& stack, keys_type& keys, engine_type& engine, mover_type& mover)
       : chunks_(chunks), stack_(stack), keys_(keys), engine_(engine), mover_(mover) {
     if constexpr (table_type::persists_chunks) adopt_kept();
@@ -162,14 +162,14 @@ auto chunk_desk<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mode m
   } else if (found != 0 && found < last) {
     with_index<last>(found, [&](auto tier) { stack_.touch(tier, slot); });
   }
-  // A transfer that reads the copy is in the way of a writer only.
+  // A transfer that reads the copy blocks only a writer.
   record_type& c = chunks_[slot];
   if (!parts && (found != 0 || (changes && c.transfer != no_index))) {
     if (const result<void> there = mover_.make_resident(slot, tiering::reads(mode), wait); !there)
       return there.error();
   }
   if (found != tiers) stack_.count_hit(found);
-  // The copy below is outdated, and will be overwritten whole: it need not keep its space.
+  // The copy below is outdated and will be overwritten in full, so it does not keep its space.
   if (mode == access_mode::write) stack_.forget_middle(slot);
   tier_copy& top = c.copies[0];
   if (changes) top.dirty.add(mode == access_mode::write ? byte_interval{0, c.bytes} : changed);
@@ -179,7 +179,7 @@ auto chunk_desk<Traits, Tiers...>::begin_lease(chunk_handle chunk, access_mode m
   if (c.leases == 1) stack_.observer().on_leased(chunk_id{slot}, top.granted, mode);
   ++leases_;
   stack_.pin(nth<0>, slot);
-  // The lease for which it was brought in has no use beyond that.
+  // The first lease after a prefetch is the use that it was made for; it does not count as another.
   if (!std::exchange(top.awaited, false) && found == 0 && !parts) stack_.touch(nth<0>, slot);
   return stack_.range(nth<0>, top, c.bytes);
 }
@@ -224,8 +224,8 @@ result<void> chunk_desk<Traits, Tiers...>::add_dirty(std::uint32_t name, std::ui
   return {};
 }
 
-/// Gives a name its own record, of `bytes`. Changes nothing if it cannot. @pre others share its record, and
-/// have contents to copy.
+/// Gives a name its own record, of `bytes`. Changes nothing if it cannot. @pre other names share the record,
+/// and it has contents to copy.
 template <class Traits, class... Tiers>
 result<void> chunk_desk<Traits, Tiers...>::part(std::uint32_t name, std::uint64_t bytes, parting how,
                                                 tiering::patience wait) {

@@ -10,8 +10,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A read-only space. A concept, because nvcc's front end loses the pack of an out-of-class member in a
-/// requires-expression.
+/// A read-only space. This is a concept because nvcc's front end loses the pack of an out-of-class member in
+/// a requires-expression.
 template <class Space>
 concept read_only_space = requires { Space::is_read_only; };
 
@@ -28,7 +28,7 @@ result<chunk_handle> chunk_desk<Traits, Tiers...>::create(std::uint64_t bytes) {
   return enter(place, bytes);
 }
 
-/// Makes a chunk of a place in the last tier; frees the place if there can be none.
+/// Makes a chunk of a place in the last tier; frees the place if that fails.
 template <class Traits, class... Tiers>
 result<chunk_handle> chunk_desk<Traits, Tiers...>::enter(tier_copy& place, std::uint64_t bytes) {
   record_type fresh;
@@ -61,7 +61,7 @@ result<chunk_handle> chunk_desk<Traits, Tiers...>::clone(chunk_handle chunk) {
   return chunks_.share(slot);
 }
 
-/// Returns a refusal if the chunk is leased by that name.
+/// Returns a refusal if the chunk is leased under that name.
 template <class Traits, class... Tiers>
 failure chunk_desk<Traits, Tiers...>::refuse_leased(std::uint32_t name, std::uint32_t slot) const noexcept {
   const std::uint32_t leases = chunks_.leases_of(name);
@@ -77,7 +77,7 @@ result<void> chunk_desk<Traits, Tiers...>::remove(chunk_handle chunk) {
     if (const result<void> gone = keys_.give_up(chunk.slot); !gone) return gone;
   } else {
     if (const result<void> gone = discard(chunk); !gone) return gone;
-    static_cast<void>(keys_.give_up(chunk.slot));  // no longer in the index: cannot be refused
+    static_cast<void>(keys_.give_up(chunk.slot));  // cannot fail: the index no longer has the chunk
     tier_copy& lowest = chunks_[slot].copies[last];
     if (lowest.granted != 0) stack_.give_back(nth<last>, lowest);
   }
@@ -103,7 +103,7 @@ result<void> chunk_desk<Traits, Tiers...>::resize(chunk_handle chunk, std::uint6
   if (has_contents) {
     if (const result<void> there = mover_.make_resident(slot, true, tiering::wait_complete); !there)
       return there;
-    // Another call may already have begun a write-back of it.
+    // Another call may already have begun to write the chunk back.
     mover_.quiet(slot);
   }
   tier_copy& lowest = c.copies[last];
@@ -120,13 +120,13 @@ result<void> chunk_desk<Traits, Tiers...>::resize(chunk_handle chunk, std::uint6
   mover_.unqueue_prefetch(slot);
   if (has_contents) {
     stack_.forget_middle(slot);
-    c.copies[0].dirty.clear();  // with no copy below, all of it moves down
+    c.copies[0].dirty.clear();  // with no copy below, all bytes move down anyway
   }
   return {};
 }
 
-/// Gives the copy in tier 0 another place, with its contents; from then on the index has no entry for the
-/// chunk. @pre it is valid and at rest.
+/// Moves the copy in tier 0, with its contents, to another place, and removes the chunk's entry from the
+/// index. @pre the copy is valid and at rest.
 template <class Traits, class... Tiers>
 result<void> chunk_desk<Traits, Tiers...>::resize_top(std::uint32_t slot, std::uint64_t bytes) {
   tier_copy& held = chunks_[slot].copies[0];
@@ -136,9 +136,10 @@ result<void> chunk_desk<Traits, Tiers...>::resize_top(std::uint32_t slot, std::u
   const result<void> room =
       mover_.await_top_place(fresh.place(), bytes, slot, tiering::wait_complete, engine_.now_ns());
   if (!room) return room;
-  // Its own copy beneath may have had to leave for a victim: nothing must be on its way to the old place.
+  // The chunk's own copy below may have had to leave for a victim: no transfer may be on its way to the old
+  // place.
   mover_.quiet(slot);
-  // Not before: that copy, after it has moved down, is in the index again.
+  // After `quiet`, because a copy that moves down is added to the index again.
   if (const result<void> gone = keys_.unindex(slot); !gone) return gone;
   const std::uint64_t old = chunks_[slot].bytes;
   const std::uint64_t kept_bytes = bytes < old ? bytes : old;
@@ -160,7 +161,7 @@ result<void> chunk_desk<Traits, Tiers...>::discard(chunk_handle chunk) {
   if (chunks_[slot].sharers > 1) {
     return part(chunk.slot, chunks_[slot].bytes, parting::empty, tiering::wait_complete);
   }
-  static_cast<void>(mover_.await_quiet(slot));  // how that went no longer matters
+  static_cast<void>(mover_.await_quiet(slot));  // the outcome no longer matters
   if (const result<void> gone = keys_.unindex(slot); !gone) return gone;
   mover_.forget_contents(slot);
   chunks_.mark_changed(chunks_[slot]);

@@ -1,5 +1,5 @@
 /// @file
-/// Chunks of a `tiered_buffer` that have keys, and outlive the process in its last tier.
+/// Chunks of a `tiered_buffer` with keys, which outlive the process in its last tier.
 #pragma once
 
 #include <llmmem/tiering/detail/chunk_desk.hpp>
@@ -61,7 +61,7 @@ result<std::uint64_t> chunk_desk<Traits, Tiers...>::check_kept() {
 template <class Traits, class... Tiers>
 void chunk_desk<Traits, Tiers...>::adopt_kept() {
   auto& home = stack_.space(nth<last>);
-  home.recovery().kept = 0;  // not what a buffer before this one found
+  home.recovery().kept = 0;  // drops the count of an earlier buffer
   std::vector<chunk_extent> extents;
   extents.reserve(home.index().size());
   home.index().for_each([&](const chunk_extent& each) { extents.push_back(each); });
@@ -73,7 +73,7 @@ void chunk_desk<Traits, Tiers...>::adopt_kept() {
   }
 }
 
-/// Makes a chunk of what is stored there. Returns what to count it as.
+/// Makes a chunk of a stored extent. Returns the counter that the outcome belongs to.
 template <class Traits, class... Tiers>
 std::uint64_t& chunk_desk<Traits, Tiers...>::adopt(const chunk_extent& extent) {
   using space_type = typename stack_type::template space_type<last>;

@@ -38,7 +38,8 @@ inline void put_number(std::byte* to, std::uint64_t value, std::size_t bytes) no
   return value;
 }
 
-/// Returns the CRC of a record after its first four bytes. The header's is not salted: it contains the salt.
+/// Returns the CRC of a record after its first four bytes. The header's CRC has no salt, because the header
+/// contains the salt.
 [[nodiscard]] inline std::uint32_t record_crc(std::span<const std::byte> bytes, std::uint64_t number,
                                               std::uint64_t salt) noexcept {
   if (number == 0) return crc32c(0, bytes);
@@ -55,7 +56,7 @@ inline void put_number(std::byte* to, std::uint64_t value, std::size_t bytes) no
   return 0;
 }
 
-/// Reads until `into` is full; fewer bytes only at the end of the file.
+/// Reads until `into` is full; returns fewer bytes only at the end of the file.
 [[nodiscard]] inline result<std::size_t> read_whole(const io_file& file, std::span<std::byte> into,
                                                     std::uint64_t offset) noexcept {
   std::size_t had = 0;
@@ -73,7 +74,7 @@ inline void put_number(std::byte* to, std::uint64_t value, std::size_t bytes) no
   return had;
 }
 
-/// Writes all of it, or returns the failure.
+/// Writes all bytes, or returns the failure.
 [[nodiscard]] inline result<void> write_whole(int file, std::span<const std::byte> bytes,
                                               std::uint64_t offset, const char* where) noexcept {
   write_signals_held held;
@@ -134,7 +135,7 @@ inline chunk_index::record chunk_index::encoded(kind what, std::uint64_t number,
   return made;
 }
 
-/// Returns what a record says, if it is intact and is where it was written.
+/// Returns the contents of a record, if it is intact and is where it was written.
 inline auto chunk_index::decode(const record& from, std::uint64_t number, std::uint64_t salt,
                                 chunk_extent& into) noexcept -> std::optional<kind> {
   const std::byte* const at = from.data();
@@ -155,7 +156,7 @@ inline auto chunk_index::decode(const record& from, std::uint64_t number, std::u
   return what;
 }
 
-/// Refuses a file that the index may not read, or replace. Returns whether the header, and with it the salt,
+/// Refuses a file that the index must not read or replace. Returns whether the header, which has the salt,
 /// was readable.
 inline bool chunk_index::check_header() {
   record first{};
@@ -179,8 +180,8 @@ inline bool chunk_index::check_header() {
   return true;
 }
 
-/// What a journal says of chunks, record by record: the last record of each key. Memory grows with the keys
-/// that the journal names, not with its length, which is untrusted.
+/// Collects the last record of each key while a journal is read. Memory grows with the keys that the journal
+/// names, and not with its length, which is untrusted.
 class chunk_index::said_chunks {
  public:
   explicit said_chunks(metadata_source metadata) : metadata_(metadata) { fold(); }
@@ -195,7 +196,7 @@ class chunk_index::said_chunks {
     note(said_.size(), extent.key);
     said_.push_back({extent, record});
   }
-  /// Entries with a record are present, in the order of their records.
+  /// Entries that have a record are present chunks; they are in the order of their records.
   [[nodiscard]] const std::vector<entry>& all() const noexcept { return said_; }
 
  private:
@@ -220,10 +221,10 @@ class chunk_index::said_chunks {
 };
 
 /// Returns the first record from `number` on that has any bytes on the device; `end` if none has. Records
-/// before it were never written: a file that was extended has gigabytes of such holes.
+/// before it were never written: an extended file may have gigabytes of holes.
 inline std::uint64_t chunk_index::next_written(std::uint64_t number, std::uint64_t end) const noexcept {
   const ::off_t at = ::lseek(file_.buffered(), static_cast<::off_t>(number * record_bytes), SEEK_DATA);
-  if (at < 0) return errno == ENXIO ? end : number;  // not every file system knows
+  if (at < 0) return errno == ENXIO ? end : number;  // some file systems do not report holes
   const std::uint64_t next = static_cast<std::uint64_t>(at) / record_bytes;
   return next < number ? number : next < end ? next : end;
 }
@@ -232,12 +233,12 @@ inline void chunk_index::recover() {
   const std::uint64_t size = file_.size().value();
   const bool has_header = size != 0 && check_header();
   records_ = size / record_bytes;
-  std::uint64_t good_end = 0;  // after the last record that was read
-  std::uint64_t doubt = 0;     // what was recorded before this one is not to be trusted
+  std::uint64_t good_end = 0;  // number after the last readable record
+  std::uint64_t doubt = 0;     // records before this number are not trusted
   std::uint64_t unread = 0;    // records since the last good one
   said_chunks said(options_.metadata);
   std::vector<std::byte> part(record_bytes * 1024);
-  // Without the header a record cannot be distinguished from one of another journal.
+  // Without the header, a record of this journal cannot be distinguished from one of another.
   for (std::uint64_t number = 0; has_header && number < records_;) {
     const std::uint64_t next = next_written(number, records_);
     unread += next - number;
@@ -274,7 +275,7 @@ inline void chunk_index::recover() {
     recovery_.lost = durable_ - good_end;
     doubt = records_;
   }
-  // The journal may hold more chunks at once than `max_chunks` is now.
+  // The journal may have more chunks than the present `max_chunks`.
   for (const entry& each : said.all()) {
     if (each.record == 0) continue;
     if (each.record < doubt) {
@@ -293,7 +294,7 @@ inline void chunk_index::recover() {
   }
 }
 
-/// @pre there is space for it, or the key is known.
+/// @pre there is space for an entry, or the key has one.
 inline void chunk_index::set(const chunk_extent& extent, std::uint64_t number) noexcept {
   if (const std::optional<block_id> known = names_.find(extent.key)) {
     entries_[to_index(*known) - 1] = {extent, number};
@@ -342,21 +343,20 @@ inline result<void> chunk_index::append(kind what, const chunk_extent& extent) {
 }
 
 inline result<void> chunk_index::sync() {
-  // If the folder could not be synced, a success of the next sync would prove nothing about the earlier
-  // rename: the journal is renamed again.
+  // After a failed sync of the folder, a later success would prove nothing about the earlier rename, so the
+  // journal is renamed again.
   if (is_name_unsure_) return rewrite();
-  // It is unknown which of the records since the last success are on the device: none of them is relied on.
+  // The device may have any of the records since the last success, so the index relies on none of them.
   if (!file_.sync()) return rewrite();
   note_durable();
   return is_name_durable_ ? result<void>{} : sync_name();
 }
 
-/// Writes in place, and is itself durable only with the next sync: what it says was true before it was
-/// written.
+/// Writes in place, and becomes durable with the next sync. Its number was true before it was written.
 inline void chunk_index::note_durable() noexcept {
   if (durable_ == records_) return;
   const record made = encoded(kind::durable, 1, {.offset = records_}, salt_);
-  // The next sync tries again; until then the last one's record is valid, or a record is unreadable.
+  // The next sync tries again; until then the previous record is valid, or unreadable.
   if (detail::write_whole(file_.buffered(), made, record_bytes, file_.path().c_str())) durable_ = records_;
 }
 
@@ -367,17 +367,19 @@ inline result<void> chunk_index::sync_name() noexcept {
   return error == 0 ? result<void>{} : result<void>(failed(errc::sync_failed, error, 0, 0));
 }
 
-/// Rewrites the journal if it is due. If there is no space to write a new one, the journal grows further, and
-/// a later call tries again.
+/// Rewrites the journal if it is due. If there is no space for a new one, the journal grows further, and a
+/// later call tries again.
 inline void chunk_index::rewrite_when_due() {
   if (records_ <= 2 * live_ + options_.slack || records_ < next_rewrite_) return;
   if (!rewrite()) next_rewrite_ = records_ + options_.slack / 4 + 1;
 }
 
-/// Rewrites the journal from the map: next to the old one, whose name the new one takes after it is durable.
+/// Writes a new journal from the map, next to the old one. Once durable, the new one takes the old one's
+/// name.
 inline result<void> chunk_index::rewrite() {
   const int folder = folder_.descriptor();
-  // Left by a crash, or a link to another program's file: the index writes to neither.
+  // A crash may have left this file, or it may be a link to another program's file: the index writes to
+  // neither.
   ::unlinkat(folder, beside_.c_str(), 0);
   const int made =
       ::openat(folder, beside_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, static_cast<mode_t>(0600));
@@ -406,7 +408,7 @@ inline result<void> chunk_index::rewrite() {
 
 /// Writes the header, the number of records, and one record of each chunk.
 inline result<void> chunk_index::write_anew(int file, std::uint64_t salt) {
-  // On the stack: an open index allocates nothing.
+  // On the stack, because an open index allocates nothing.
   std::array<std::byte, record_bytes * 56> part{};
   std::size_t filled = 0;
   std::uint64_t number = 0;

@@ -1,5 +1,5 @@
 /// @file
-/// Which chunks of a `tiered_buffer` have keys, and what the last tier's index says of them.
+/// The keys of chunks of a `tiered_buffer`, and their entries in the last tier's index.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -20,11 +20,11 @@
 namespace llmmem {
 inline namespace v0 {
 
-class prefix_index;  // complete wherever a space keeps chunks: their index has one
+class prefix_index;  // complete if a space persists chunks, because its index has one
 
 namespace detail {
 
-/// For tiers without an index: there are no keys, and every question has the answer "none".
+/// For tiers without an index: no chunk has a key, and every query says so.
 template <class Table, class Space, class Codec, bool PersistsChunks>
 class chunk_keys {
  public:
@@ -38,10 +38,10 @@ class chunk_keys {
 };
 
 /// Keys of chunks, and their entries in the index of a `persistent_file_space`. An entry says that a chunk is
-/// stored in the last tier as the entry describes. It is removed before those bytes change, and added again
-/// after they are complete, so that a crash between the two loses a chunk and never damages one.
+/// stored in the last tier as the entry describes. The entry is removed before those bytes change, and added
+/// again after they are complete. A crash between the two loses a chunk, and never damages one.
 ///
-/// @par Complexity      O(1), and what the index's journal takes. No allocation after construction.
+/// @par Complexity      O(1), plus the journal of the index. No allocation after construction.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          values: `errc::key_taken`, `errc::no_such_key`, `errc::table_full`, and the index's
 ///                      failures.
@@ -53,7 +53,7 @@ class chunk_keys<Table, Space, Codec, true> {
 
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return keys_.metadata_bytes(); }
 
-  /// Returns whether one more chunk may have `key`.
+  /// Returns a refusal unless one more chunk may have `key`.
   [[nodiscard]] result<void> check_free(const chunk_key& key) const noexcept {
     if (const std::optional<block_id> taken = keys_.find(key)) {
       return failure{.code = errc::key_taken, .index = to_index(*taken) - 1, .where = chunks_.where()};
@@ -70,7 +70,7 @@ class chunk_keys<Table, Space, Codec, true> {
     return chunks_.handle(to_index(*found) - 1);
   }
 
-  /// Returns whether the record's key belongs to that name.
+  /// Returns whether that name has the key of its record.
   [[nodiscard]] bool owns(std::uint32_t name) const noexcept { return kept_of(name).name == name; }
   /// @pre `check_free` found nothing wrong, and the name has no key.
   void set(std::uint32_t name, const chunk_key& key) noexcept {
@@ -79,7 +79,7 @@ class chunk_keys<Table, Space, Codec, true> {
     keys_.stage(key, id);
     keys_.insert(id, 1);
   }
-  /// The same for a chunk that the index has from an earlier process.
+  /// As `set`, for a chunk that the index has from an earlier process.
   void set_found(std::uint32_t name, const chunk_key& key) noexcept {
     set(name, key);
     kept_chunk& kept = kept_of(name);
@@ -137,7 +137,7 @@ class chunk_keys<Table, Space, Codec, true> {
 
   Table& chunks_;
   Space& space_;
-  std::conditional_t<Table::persists_chunks, prefix_index, nothing_kept> keys_;  // to names, + 1
+  std::conditional_t<Table::persists_chunks, prefix_index, nothing_kept> keys_;  // from keys to names + 1
 };
 
 }  // namespace detail

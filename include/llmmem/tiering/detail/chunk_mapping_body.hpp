@@ -1,5 +1,5 @@
 /// @file
-/// How tensors are placed in chunks. Private to tiering/.
+/// How `map_to_chunks` places tensors in chunks. Private to tiering/.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -46,7 +46,7 @@ class chunk_mapper {
   void check_options() const {
     const auto multiple = [&](const char* name, std::uint64_t value) {
       if (value % options_.unit == 0) return;
-      refuse(std::string(name) + " " + std::to_string(value) + " is no multiple of unit " +
+      refuse(std::string(name) + " " + std::to_string(value) + " is not a multiple of unit " +
              std::to_string(options_.unit));
     };
     if (options_.unit == 0) refuse("unit is 0; it must be at least 1");

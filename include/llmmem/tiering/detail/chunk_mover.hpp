@@ -1,6 +1,6 @@
 /// @file
-/// Which chunks of a `tiered_buffer` move, and when: up for a lease or in advance, down to make space, on a
-/// call, or written through.
+/// Decides which chunks of a `tiered_buffer` move, and when: up for a lease or in advance, down to make
+/// space, on a call, or to be written through.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -25,15 +25,16 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Decides; the stack knows which copy has which place, and the engine moves bytes. What it cannot begin at
-/// once is `attempt::blocked` by a transfer; the functions with `patience`, and `evict` and `flush`, wait for
-/// it. Two queues hold what has not begun: prefetches, and copies to be written through.
+/// The mover decides, the stack knows which copy has which place, and the engine moves bytes. A movement that
+/// cannot begin at once is `attempt::blocked` by a transfer; the functions with `patience`, and `evict` and
+/// `flush`, wait for that transfer. Two queues hold the movements that have not begun: prefetches, and copies
+/// to be written through.
 ///
 /// @par Complexity      an attempt O(1) for each copy that must leave; `progress` O(prefetches + transfers).
 ///                      No allocation after construction.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          values; a failure that no call waits for is noted with the engine. What a space
-///                      throws passes through.
+/// @par Errors          values; the engine notes a failure that no call waits for. Exceptions of a space pass
+///                      through.
 template <class Traits, class... Tiers>
 class chunk_mover {
  public:
@@ -56,8 +57,7 @@ class chunk_mover {
   ~chunk_mover();
 
   /// @name For a lease
-  /// @{
-  /// Waits until the chunk is in tier 0. If its contents are not needed it only gets its place there.
+  /// @{ Waits until the chunk is in tier 0. If its contents are not needed, it only gets a place there.
   [[nodiscard]] result<void> make_resident(std::uint32_t slot, bool needs_contents, tiering::patience wait);
   /// Gives `fresh` a place in tier 0, waiting until patience ends.
   /// @param held  the record whose copy in tier 0 stays there meanwhile, or `no_index`.
@@ -68,7 +68,7 @@ class chunk_mover {
     const std::uint32_t id = chunks_[slot].transfer;
     return id == no_index ? result<void>{} : wait_for(id, tiering::wait_complete, engine_.now_ns());
   }
-  /// The same, and notes a failure.
+  /// As `await_quiet`, but notes a failure instead of returning it.
   void quiet(std::uint32_t slot) {
     if (const result<void> ended = await_quiet(slot); !ended) engine_.note(ended.error());
   }
@@ -80,7 +80,7 @@ class chunk_mover {
   void written(std::uint32_t slot) noexcept {
     if (stack_.is_due(chunks_[slot], 0)) mark_due(slot);
   }
-  /// Begins to write through the copies that are due, as far as it can without waiting.
+  /// Begins to write through the copies that are due, as far as possible without waiting.
   /// @param except  a chunk that is about to change, or `no_index`.
   void write_through_due(std::uint32_t except) {
     if (!due_.empty()) begin_due(except);
@@ -143,8 +143,8 @@ class chunk_mover {
   tiering::step_blocker step_blocker_ = tiering::step_blocker::none;
 };
 
-/// Copies that cannot leave for now, and why the first of them cannot: while this list lives they are not
-/// asked again.
+/// Copies that cannot leave for now, and the reason of the first. While this list lives, the eviction policy
+/// does not offer them again.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 class chunk_mover<Traits, Tiers...>::skip_reason {
@@ -177,10 +177,10 @@ class chunk_mover<Traits, Tiers...>::skip_reason {
 
 /// Gives `into` a place in tier Index: drops clean copies there and begins to write back dirty ones.
 ///
-/// A copy whose write cannot begin is passed over for the next, and costs no other chunk its lease.
+/// If a copy's write cannot begin, the next copy takes its turn, so no other chunk's lease fails for it.
 ///
-/// A prefetch takes no space from chunks that were prefetched and not yet used, nor places that other
-/// prefetches keep: it waits.
+/// A prefetch waits rather than take the space of prefetched, unused chunks or the places that other
+/// prefetches keep.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 attempt chunk_mover<Traits, Tiers...>::make_room(tier_copy& into, std::uint64_t bytes,
@@ -239,12 +239,12 @@ attempt chunk_mover<Traits, Tiers...>::begin_store(std::uint32_t slot, bool then
   if (!ready.is_done()) return ready;
   record_type& c = chunks_[slot];
   tier_copy& beneath = c.copies[Index + 1];
-  // Between tiers further down: one transfer at a time.
+  // A transfer of this chunk between lower tiers may have begun, and a chunk has one at a time.
   if (c.transfer != no_index) return attempt::blocked(c.transfer);
   if (beneath.granted == 0) {
     const attempt room = make_room<Index + 1>(beneath, stack_.place_bytes(nth<Index + 1>, c.bytes), how);
     if (!room.is_done()) return room;
-    // Room may have come with a write-back that took the last transfer, or that was the chunk's own.
+    // The space may come from a write-back that took the last transfer, or that was the chunk's own.
     const attempt still =
         c.transfer == no_index ? engine_.can_begin(nth<Index>) : attempt::blocked(c.transfer);
     if (!still.is_done()) {
@@ -255,7 +255,7 @@ attempt chunk_mover<Traits, Tiers...>::begin_store(std::uint32_t slot, bool then
   return engine_.begin_store(nth<Index>, slot, then_drops, how);
 }
 
-/// The same for any tier except the last; the copy above stays.
+/// As above, for any tier except the last; the copy above stays.
 template <class Traits, class... Tiers>
 attempt chunk_mover<Traits, Tiers...>::begin_store(std::size_t tier, std::uint32_t slot,
                                                    transfer::urgency how) {
@@ -265,7 +265,8 @@ attempt chunk_mover<Traits, Tiers...>::begin_store(std::size_t tier, std::uint32
   return begun;
 }
 
-/// Removes a clean copy: at once, or after the tier below has it if it is demoted. @pre it is not pinned.
+/// Removes a clean copy: at once, or, if the copy is demoted, when the tier below has it. @pre the copy is
+/// not pinned.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 void chunk_mover<Traits, Tiers...>::let_go(std::uint32_t slot, transfer::urgency how) {
@@ -276,10 +277,10 @@ void chunk_mover<Traits, Tiers...>::let_go(std::uint32_t slot, transfer::urgency
     if (c.transfer == no_index && beneath.at == residence::absent &&
         engine_.can_begin(nth<Index>).is_done() && stack_.is_admitted(nth<Index + 1>, slot, passage::down) &&
         stack_.take_clean_place(nth<Index + 1>, beneath, c.bytes)) {
-      c.admitted[Index + 1] = true;  // not to be asked again when it is there
+      c.admitted[Index + 1] = true;  // so that its arrival does not ask the policy again
       if (begin_store<Index>(slot, true, how).is_done()) return;
     }
-    if (!c.copies[Index].is_valid()) return;  // the store ended at once, with a failure
+    if (!c.copies[Index].is_valid()) return;  // the store has already ended, with a failure
   }
   stack_.drop_clean(nth<Index>, slot);
 }
@@ -294,12 +295,12 @@ attempt chunk_mover<Traits, Tiers...>::hop(std::uint32_t slot, transfer::urgency
   if (to.at == residence::absent) {
     attempt room;
     {
-      // Keeps it from being dropped while space is made above it.
+      // Keeps the copy below from being dropped while space is made above it.
       const pinned_copy kept(stack_, nth<Index + 1>, slot);
       room = make_room<Index>(to, c.bytes, how);
     }
     if (!room.is_done() && room.on == no_index) {
-      // Unless the space must come from there.
+      // The space may have to come from that copy.
       room = make_room<Index>(to, c.bytes, how);
       has_moved = room.is_done() && newest(c) != Index + 1;
     }
@@ -316,7 +317,7 @@ result<void> chunk_mover<Traits, Tiers...>::complete(std::uint32_t id) {
   if (outcome && done.stores) {
     if (stack_.is_due(chunks_[done.chunk], done.edge + 1)) mark_due(done.chunk);
   } else if (!outcome && !done.stores) {
-    // A failed prefetch is fetched again when a caller asks for it, not before.
+    // A failed prefetch is repeated only when a caller asks for the chunk.
     unqueue_prefetch(done.chunk);
   }
   return outcome;
@@ -340,7 +341,8 @@ result<void> chunk_mover<Traits, Tiers...>::wait_for(std::uint32_t id, tiering::
   return complete(id);
 }
 
-/// Waits for the transfer that keeps a chunk from moving down. Fails if it still does.
+/// Waits for the transfer that keeps a chunk from moving down. Fails if that transfer failed and is still in
+/// the way.
 template <class Traits, class... Tiers>
 result<void> chunk_mover<Traits, Tiers...>::wait_out(std::uint32_t id, std::uint32_t slot) {
   const tier_transfer awaited = engine_[id];
@@ -362,10 +364,10 @@ attempt chunk_mover<Traits, Tiers...>::advance(std::uint32_t slot, bool needs_co
   tier_copy& top = c.copies[0];
   if (top.is_valid()) return {};
   if (top.at == residence::absent) {
-    // The place in tier 0 first, because getting one may need the tiers below.
+    // The place in tier 0 comes first, because getting one may need the tiers below.
     const attempt room = make_room<0>(top, c.bytes, how);
     if (!room.is_done()) return room;
-    // The chunk's own copy below may have had to leave for a victim: one transfer at a time.
+    // The chunk's own copy below may have had to leave for a victim, and a chunk has one transfer at a time.
     if (c.transfer != no_index) return attempt::blocked(c.transfer);
   }
   if (!needs_contents) {
@@ -415,7 +417,7 @@ result<void> chunk_mover<Traits, Tiers...>::make_resident(std::uint32_t slot, bo
   }
 }
 
-/// Puts it before all prefetches, because a caller has asked for it.
+/// Puts the chunk before all prefetches, because a caller has asked for it.
 template <class Traits, class... Tiers>
 void chunk_mover<Traits, Tiers...>::want_first(std::uint32_t slot) noexcept {
   if (!std::exchange(chunks_[slot].wanted, true)) wanted_.push_front(slot);

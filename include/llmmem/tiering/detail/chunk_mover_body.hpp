@@ -1,6 +1,6 @@
 /// @file
-/// How the chunks of a `tiered_buffer` move on a call: prefetched, evicted, flushed, written through, by the
-/// steps of a plan.
+/// How calls move the chunks of a `tiered_buffer`: prefetch, evict, flush, write through, and the steps of a
+/// plan.
 #pragma once
 
 #include <llmmem/tiering/detail/chunk_mover.hpp>
@@ -44,7 +44,7 @@ void chunk_mover<Traits, Tiers...>::progress() {
     if (c.transfer != no_index) continue;
     const attempt tried = advance(slot, true, transfer::urgency::prefetch);
     if (tried.how == attempt::kind::blocked) {
-      // First come, first served: no later chunk overtakes one that waits for space in tier 0.
+      // In order of arrival: no later chunk overtakes one that waits for space in tier 0.
       if (c.transfer == no_index && c.copies[0].at == residence::absent) break;
       continue;
     }
@@ -117,7 +117,7 @@ result<void> chunk_mover<Traits, Tiers...>::flush(std::uint32_t slot) {
   for (std::size_t i = 0; i < last;) {
     if (const result<void> quiet = await_quiet(slot); !quiet) {
       if (is_ours) return quiet;
-      engine_.note(quiet.error());  // of a transfer begun before: what it did not do is done now
+      engine_.note(quiet.error());  // the failure of an earlier transfer, whose work this call repeats
     }
     is_ours = false;
     if (!c.copies[i].is_valid() || is_clean(c, i)) {
@@ -144,7 +144,8 @@ result<void> chunk_mover<Traits, Tiers...>::flush() {
   return first;
 }
 
-/// Tier by tier, so that many writes are in flight at once. `flush` of each chunk reports its outcome.
+/// Goes tier by tier, so that many writes are in flight at once. The `flush` of each chunk reports its
+/// outcome.
 template <class Traits, class... Tiers>
 void chunk_mover<Traits, Tiers...>::begin_writing_all() {
   for (std::size_t i = 0; i < last; ++i) {
@@ -177,7 +178,7 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute(std::uint32_t slot,
         outcome = this->template execute_store<index.value>(slot, operation);
         break;
       case plan_operation::allocate:
-        break;  // a lease that writes takes its own space
+        break;  // a lease for writing takes its own space
     }
   });
   return outcome;
@@ -194,9 +195,9 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_fetch(std::uint32_t
   step_blocker_ = tiering::step_blocker::transfer;
   if (c.transfer != no_index) return tiering::step_outcome::deferred;
   if (!c.copies[Index + 1].is_valid())
-    return tiering::step_outcome::deferred;  // the hop before it has not arrived
+    return tiering::step_outcome::deferred;  // the hop before this one has not arrived
   if (to.at == residence::absent) {
-    // Copies that are leaving make the space that the plan counts on: no other copy may leave for it.
+    // The plan counts on the space of copies that are leaving, so no other copy may leave for this one.
     const bool fits = stack_.take(nth<Index>, to, c.bytes).has_value();
     if (fits) {
       to.at = residence::reserved;
@@ -207,7 +208,7 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_fetch(std::uint32_t
       if (room.how == attempt::kind::blocked) return tiering::step_outcome::deferred;
       if (room.how == attempt::kind::failed) return tiering::step_outcome::unneeded;
       if (c.transfer != no_index || !c.copies[Index + 1].is_valid()) {
-        // The chunk's own copy below had to leave for it.
+        // The chunk's own copy below had to leave for this place.
         stack_.give_back(nth<Index>, to);
         return tiering::step_outcome::deferred;
       }
@@ -216,7 +217,7 @@ tiering::step_outcome chunk_mover<Traits, Tiers...>::execute_fetch(std::uint32_t
   }
   const attempt begun = engine_.begin_fetch(nth<Index>, slot, transfer::urgency::prefetch);
   if (c.transfer != no_index) return tiering::step_outcome::done;
-  // Not begun: its place must not stay taken.
+  // The transfer has not begun, so its place must not stay taken.
   if (to.at == residence::reserved) stack_.give_back(nth<Index>, to);
   return begun.how == attempt::kind::blocked ? tiering::step_outcome::deferred
                                              : tiering::step_outcome::unneeded;

@@ -1,5 +1,5 @@
 /// @file
-/// What a `tiered_buffer` keeps of a chunk: its copies, one for each tier, and what is planned for it.
+/// The record of a chunk in a `tiered_buffer`: its copies, one for each tier, and its planned movement.
 #pragma once
 
 #include <llmmem/arena/arena.hpp>
@@ -21,10 +21,10 @@ namespace detail {
 
 /// Whether a tier has a copy of a chunk.
 enum class residence : std::uint8_t {
-  absent,    ///< no copy; in the last tier the place is kept nevertheless
-  reserved,  ///< it has a place, and no transfer on its way there
+  absent,    ///< no copy; the last tier keeps the place nevertheless
+  reserved,  ///< the copy has a place, and no transfer fills it
   arriving,  ///< a transfer fills it
-  valid,     ///< as last written or brought in; the topmost such copy is the newest
+  valid,     ///< the contents are complete; the topmost valid copy is the newest
 };
 
 /// A chunk's copy in a tier.
@@ -35,11 +35,11 @@ struct tier_copy {
   residence at = residence::absent;
   bool has_checksum = false;
   bool awaited = false;        // prefetched, and not yet leased
-  bool passing = false;        // not admitted: leaves when the next tier has it
+  bool passing = false;        // not admitted: leaves when the next tier has the chunk
   std::uint32_t checksum = 0;  // of the bytes as stored here
-  std::uint64_t stored = 0;    // how many of these, if a codec decides it
+  std::uint64_t stored = 0;    // stored bytes, if a codec determines the number
   std::uint32_t pins = 0;      // leases and transfers
-  dirty_ranges dirty;          // what the next copy below does not have
+  dirty_ranges dirty;          // bytes that the next copy below does not have
 
   [[nodiscard]] bool is_valid() const noexcept { return at == residence::valid; }
 };
@@ -47,11 +47,11 @@ struct tier_copy {
 /// The key of a chunk that outlives the process.
 struct kept_chunk {
   chunk_key key{};
-  std::uint32_t name = no_index;  // the name with the key; of several sharers at most one has one
-  bool indexed = false;           // the last tier's index has it as stored there
+  std::uint32_t name = no_index;  // the name with the key; at most one of several sharers has a key
+  bool indexed = false;           // the last tier's index has an entry for it
   bool was_there = false;         // it existed when the buffer was built
 };
-/// Its substitute for tiers without an index.
+/// Replaces `kept_chunk` for tiers without an index.
 struct nothing_kept {};
 
 /// A chunk; all its sharers are names of it.
@@ -59,16 +59,17 @@ template <std::size_t Tiers, bool PersistsChunks>
 struct chunk_record {
   std::uint64_t bytes = 0;
   std::uint32_t sharers = 0;
-  std::uint32_t name = no_index;      // one of them, for texts
-  std::uint32_t leases = 0;           // of all of them
+  std::uint32_t name = no_index;      // one of its names, for texts
+  std::uint32_t leases = 0;           // leases under all names
   std::uint32_t transfer = no_index;  // in flight: one at a time
   std::uint32_t uses = 0;
   std::uint64_t next_use = access_hint::never;
-  std::uint64_t changed = 0;  // the buffer's count of changes after this chunk's last change
+  std::uint64_t changed = 0;  // the buffer's count of changes at this chunk's last change
   bool writing = false;
   bool wanted = false;                                // in the queue of prefetches
   bool store_due = false;                             // to be written through
-  std::array<std::optional<bool>, Tiers> admitted{};  // on its way up, and not yet down again
+  std::array<std::optional<bool>, Tiers> admitted{};  // admission of each middle tier, asked on the way up
+                                                      // and kept until the chunk has moved down
   LLMMEM_NO_UNIQUE_ADDRESS std::conditional_t<PersistsChunks, kept_chunk, nothing_kept> kept{};
   std::array<tier_copy, Tiers> copies{};
 };
@@ -82,7 +83,7 @@ template <std::size_t Tiers, bool PersistsChunks>
   return i;
 }
 
-/// Returns whether a tier below has all that this copy has.
+/// Returns whether a tier below has all contents of this copy.
 template <std::size_t Tiers, bool PersistsChunks>
 [[nodiscard]] bool is_clean(const chunk_record<Tiers, PersistsChunks>& c, std::size_t tier) noexcept {
   if (!c.copies[tier].dirty.empty()) return false;

@@ -22,14 +22,14 @@ namespace detail {
 /// A chunk as its handle identifies it: one of the sharers of a record.
 struct chunk_name {
   std::uint32_t record = no_index;
-  std::uint32_t leases = 0;       // of this one
-  std::uint32_t next = no_index;  // those with that record are a ring
+  std::uint32_t leases = 0;       // under this name
+  std::uint32_t next = no_index;  // the names of a record form a ring
   std::uint32_t previous = no_index;
 };
 
-/// Names and records. A handle is of a name; names that share contents have one record. Eviction policies and
-/// observers know the chunk by its record's slot. The table moves no bytes and has no places: the stack and
-/// the engine change what a record says of copies.
+/// Names and records. A handle refers to a name; names that share contents have one record. Eviction policies
+/// and observers identify the chunk by its record's slot. The table moves no bytes and has no places: the
+/// stack and the engine update the copies in a record.
 ///
 /// A *name* below is the slot of a handle, a *slot* that of a record.
 ///
@@ -42,7 +42,7 @@ class chunk_table {
   using record_type = chunk_record<Tiers, PersistsChunks>;
   static constexpr bool persists_chunks = PersistsChunks;
 
-  /// Uses the buffer's name for texts, the maximal number of chunks, and the table's memory from `options`.
+  /// Takes the buffer's name for texts, the most chunks, and the memory of the table from `options`.
   explicit chunk_table(const tiered_options& options)
       : name_(options.name),
         names_(options.max_chunks, options.metadata, "tiered_buffer: names"),
@@ -54,7 +54,7 @@ class chunk_table {
   /// @{
   [[nodiscard]] const char* where() const noexcept { return name_.c_str(); }
   [[nodiscard]] failure check(chunk_handle chunk) const noexcept { return names_.check(chunk, where()); }
-  /// Returns the failure of a chunk, by one of its names.
+  /// Makes a failure that identifies a chunk by one of its names.
   [[nodiscard]] failure at_chunk(error_code code, std::uint32_t slot, std::uint64_t wanted = 0,
                                  std::uint64_t found = 0) const noexcept {
     return {code, records_[slot].name, wanted, found, where()};
@@ -67,7 +67,8 @@ class chunk_table {
   [[nodiscard]] const record_type& operator[](std::uint32_t slot) const noexcept { return records_[slot]; }
   /// Returns the record of a name.
   [[nodiscard]] std::uint32_t slot_of(std::uint32_t name) const noexcept { return names_[name].record; }
-  /// Returns the record of a chunk, which texts then call by that chunk. @pre `check` found nothing wrong.
+  /// Returns the record of a chunk; texts then name the record by that chunk. @pre `check` found nothing
+  /// wrong.
   [[nodiscard]] std::uint32_t record_of(chunk_handle chunk) noexcept {
     const std::uint32_t slot = names_[chunk.slot].record;
     records_[slot].name = chunk.slot;
@@ -78,7 +79,7 @@ class chunk_table {
     return static_cast<std::uint32_t>(records_.touched());
   }
   [[nodiscard]] bool is_live(std::uint32_t slot) const noexcept { return records_.is_live(slot); }
-  /// Returns the hint by which an eviction policy knows a chunk after it has left.
+  /// Returns the hint by which an eviction policy recognises a chunk after it has left.
   [[nodiscard]] access_hint hint_of(std::uint32_t slot) const noexcept;
   /// @}
 
@@ -93,7 +94,7 @@ class chunk_table {
   [[nodiscard]] result<chunk_handle> share(std::uint32_t slot) noexcept;
   /// Gives a name its own record, and returns its slot. @pre others share its record.
   std::uint32_t part(std::uint32_t name, const record_type& fresh) noexcept;
-  /// Ends a name, and its record with the last one.
+  /// Ends a name; the last name ends the record as well.
   void remove(std::uint32_t name) noexcept;
   /// @}
 
@@ -114,7 +115,7 @@ class chunk_table {
   void mark_changed(record_type& c) noexcept { c.changed = ++changes_; }
   [[nodiscard]] std::uint64_t changes() const noexcept { return changes_; }
   [[nodiscard]] std::uint64_t identity() const noexcept { return identity_; }
-  /// Names that share a record with another.
+  /// Returns the number of names that share a record with another name.
   [[nodiscard]] std::uint64_t shared() const noexcept { return shared_; }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept { return names_.bytes() + records_.bytes(); }
   /// Checks that names and records agree on sharers and leases.
@@ -149,7 +150,8 @@ template <std::size_t Tiers, bool PersistsChunks>
 result<chunk_handle> chunk_table<Tiers, PersistsChunks>::enter(const record_type& fresh) noexcept {
   const std::uint32_t name = names_.acquire({});
   if (name == no_index) return full();
-  const std::uint32_t slot = records_.acquire(fresh);  // never more records than names
+  // Cannot fail: there are at most as many records as names.
+  const std::uint32_t slot = records_.acquire(fresh);
   mark_changed(records_[slot]);
   join(name, slot);
   return names_.handle(name);
@@ -195,7 +197,7 @@ void chunk_table<Tiers, PersistsChunks>::join(std::uint32_t name, std::uint32_t 
   if (++c.sharers > 1) shared_ += c.sharers == 2 ? 2 : 1;
 }
 
-/// Takes a name from its record, which may then have none left.
+/// Takes a name from its record, which may then have no name left.
 template <std::size_t Tiers, bool PersistsChunks>
 void chunk_table<Tiers, PersistsChunks>::leave(std::uint32_t name) noexcept {
   const chunk_name n = names_[name];

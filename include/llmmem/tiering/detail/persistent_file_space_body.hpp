@@ -1,5 +1,5 @@
 /// @file
-/// The first page of a persistent file space, and its report of what it found.
+/// The first page of a persistent file space, and the text of its recovery report.
 #pragma once
 
 #include <llmmem/tiering/persistent_file_space.hpp>
@@ -46,7 +46,7 @@ void persistent_file_space<Engine>::open_header() {
   recovery_.index_missing = ::stat(index_path().c_str(), &index) != 0 || index.st_size == 0;
 }
 
-/// Removes the index first, because a new header with an old index would be a file with the index of another.
+/// Removes the index first, because a new header with an old index would be a file with another file's index.
 template <io_engine Engine>
 void persistent_file_space<Engine>::begin_anew() {
   const std::string index = index_path();
@@ -77,8 +77,8 @@ void persistent_file_space<Engine>::write_header() {
   sync_folder_of(this->file().path()).value();
 }
 
-/// Takes the budget's space. If there is too little, the file's contents stay untouched, and the space taken
-/// after them is returned.
+/// Takes the space of the budget on the device. If there is too little, the file's contents stay untouched,
+/// and the space taken after them is returned.
 template <io_engine Engine>
 void persistent_file_space<Engine>::take_whole() {
   io_file& file = this->file();
@@ -93,20 +93,20 @@ void persistent_file_space<Engine>::take_whole() {
 }
 
 inline std::string tier_recovery::message() const {
-  std::string text = std::to_string(kept) + " chunks are there again";
+  std::string text = std::to_string(kept) + " chunks were restored";
   if (is_new) text += "; the file is new";
   if (started_over) text += "; it held another layout, which was given up";
-  if (header_damaged) text += "; its first page was damaged, all was given up";
-  if (index_missing) text += "; its index was missing, all was given up";
+  if (header_damaged) text += "; its first page was damaged, all chunks were given up";
+  if (index_missing) text += "; its index was missing, all chunks were given up";
   const auto say = [&](std::uint64_t count, const char* what) {
     if (count != 0) text += "; " + std::to_string(count) + what;
   };
   if (index.lost != 0) {
     text += "; the end of the index was damaged: " + std::to_string(index.lost) +
             " records that had been durable could not be read, " + std::to_string(index.torn) +
-            " bytes there are none";
+            " bytes there are not records";
   } else {
-    say(index.torn, " bytes at the end of the index were no complete record");
+    say(index.torn, " bytes at the end of the index were an incomplete record");
   }
   say(index.damaged, " records of the index were damaged");
   say(index.overtaken, " chunks were dropped, because a damaged record may have been theirs");

@@ -11,7 +11,7 @@ namespace llmmem {
 inline namespace v0 {
 
 inline std::string persistent_recovery::message() const {
-  std::string text = std::to_string(kept) + " tensors are there again";
+  std::string text = std::to_string(kept) + " tensors were restored";
   if (is_new) text += "; nothing was kept before";
   if (started_over) text += "; other tensors were kept, which were given up";
   if (table_damaged) text += "; their table was damaged, all were given up";
@@ -85,7 +85,8 @@ void persistent_tensors<Buffer>::open(tiering::other_layout on_other, std::uint6
     }
     recovery_.started_over = true;
     holds = false;
-    // Before their table, because it says where the rest is if the process ends half way.
+    // The chunks go before their table, because the table says where the rest is if the process ends half
+    // way.
     for (const tensor_part& each : kept.parts) {
       if (const auto found = this->buffer_->find(key_of(to_index(each.chunk))))
         this->buffer_->remove(*found).value();
@@ -104,8 +105,8 @@ void persistent_tensors<Buffer>::open(tiering::other_layout on_other, std::uint6
   count_tensors();
 }
 
-/// As `first_difference`, in the sizes of the chunks that have contents. No table has these: a mapping's
-/// `unit` may change them while every part keeps its place.
+/// As `first_difference`, for the sizes of the chunks that have contents. Tables do not have these sizes: a
+/// mapping's `unit` may change them while every part keeps its place.
 template <class Buffer>
 std::string persistent_tensors<Buffer>::first_other_chunk(const tensor_table& kept) const {
   for (std::uint32_t i = 0; i < kept.tensors(); ++i) {
@@ -125,7 +126,7 @@ std::string persistent_tensors<Buffer>::first_other_chunk(const tensor_table& ke
   return {};
 }
 
-/// Finds the chunk, or creates it again: contents that the table does not cover belong to no tensor.
+/// Finds the chunk, or creates it again; contents that the table does not cover belong to no tensor.
 template <class Buffer>
 void persistent_tensors<Buffer>::take_chunk(std::uint32_t number, bool is_vouched_for) {
   auto& state = this->chunks_[number];
@@ -142,8 +143,8 @@ void persistent_tensors<Buffer>::take_chunk(std::uint32_t number, bool is_vouche
   state.handle = this->buffer_->create(size, key_of(number)).value();
 }
 
-/// If no table says how many chunks there were, looks for further ones by their keys, because no other code
-/// would ever free their space.
+/// Removes chunks of an earlier set. If no table says how many there were, it looks for them by their keys,
+/// because no other code would ever free their space.
 template <class Buffer>
 void persistent_tensors<Buffer>::remove_others(std::uint64_t most_chunks) {
   for (std::uint64_t i = this->chunks_.size(); i < most_chunks; ++i) {
@@ -155,7 +156,7 @@ void persistent_tensors<Buffer>::remove_others(std::uint64_t most_chunks) {
 }
 
 /// Finds which tensors are present, by the table and by their chunks. The table records the missing ones
-/// before anything is written that the table would then cover.
+/// first, before a write puts bytes into parts that it would cover.
 template <class Buffer>
 void persistent_tensors<Buffer>::count_tensors() {
   bool differs = false;
@@ -200,7 +201,8 @@ result<void> persistent_tensors<Buffer>::discard(tensor_id tensor) {
   for (std::uint32_t part = table_.first_part[index]; part < table_.first_part[index + 1]; ++part)
     differs = std::exchange(without.filled[part], std::uint8_t{0}) != 0 || differs;
   if (differs || is_unsure_) {
-    // First, because a neighbour's next `write` would leave unspecified bytes where this tensor was.
+    // The table comes first, because a neighbour's next `write` would leave unspecified bytes in place of
+    // this tensor.
     if (const result<void> written = save(std::move(without)); !written) return written;
   }
   return base::discard(tensor);
@@ -216,8 +218,8 @@ result<void> persistent_tensors<Buffer>::persist() {
   return save(std::move(now));
 }
 
-/// Puts a table in the file. If a table received the file's name and may not survive a crash, a later process
-/// may find either: from then on each call writes the table although nothing differs, until a sync succeeds.
+/// Writes a table to the file. If a new table has the file's name and may not survive a crash, a later
+/// process may find either table. Each call then writes the table, even an equal one, until a sync succeeds.
 template <class Buffer>
 result<void> persistent_tensors<Buffer>::save(tensor_table now) {
   const result<void> written = write_tensor_table(path_, now);
@@ -241,7 +243,7 @@ result<std::uint64_t> persistent_tensors<Buffer>::check_kept() {
   for (std::uint32_t i = 0; i < this->chunks_.size(); ++i) {
     auto& held = this->chunks_[i];
     if (!this->buffer_->bytes(held.handle)) {
-      // The buffer's own check has removed it.
+      // The buffer's own check has removed the chunk.
       const result<chunk_handle> fresh = this->buffer_->create(this->mapping_.chunks()[i], key_of(i));
       if (!fresh) return fresh.error();
       held.handle = *fresh;

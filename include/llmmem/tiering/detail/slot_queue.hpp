@@ -1,5 +1,5 @@
 /// @file
-/// Chunks that wait for something, the oldest first: a queue that its owner walks again and again.
+/// A queue of waiting chunks, the oldest first, which its owner walks repeatedly.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -13,7 +13,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A queue of slots with space for all of them, each at most once: the caller knows which are in it.
+/// A queue of slots with space for each slot once; the caller knows which slots are in it.
 ///
 /// @par Complexity      `push_back` O(1), the others O(size). No allocation after construction.
 /// @par Thread safety   one thread at a time.
@@ -33,7 +33,7 @@ class slot_queue {
 
   /// @pre `slot` is not in it.
   void push_back(std::uint32_t slot) noexcept { slots_[count_++] = slot; }
-  /// Pushes it before all others. @pre `slot` is not in it.
+  /// Pushes `slot` before all others. @pre `slot` is not in it.
   void push_front(std::uint32_t slot) noexcept {
     for (std::uint32_t i = count_++; i > 0; --i)
       slots_[i] = slots_[i - 1];
@@ -47,8 +47,8 @@ class slot_queue {
   std::uint32_t count_ = 0;
 };
 
-/// Walks a queue once and takes out some slots; the rest stays in order, regardless of exceptions. Nothing is
-/// pushed meanwhile.
+/// Walks a queue once and takes out some slots; the rest stays in order, also after an exception. The owner
+/// pushes nothing during a walk.
 class slot_queue::walk {
  public:
   explicit walk(slot_queue& queue) noexcept : queue_(queue), end_(queue.count_) {}
@@ -61,7 +61,7 @@ class slot_queue::walk {
   }
   [[nodiscard]] bool has_next() const noexcept { return next_ != end_; }
   std::uint32_t next() noexcept { return queue_.slots_[kept_++] = queue_.slots_[next_++]; }
-  /// Takes the last `next` out of the queue.
+  /// Takes the slot of the last `next` out of the queue.
   void take_out() noexcept { --kept_; }
 
  private:

@@ -1,5 +1,5 @@
 /// @file
-/// Memory in which the chunks of a `tiered_buffer` are encoded and decoded.
+/// The memory in which a `tiered_buffer` encodes and decodes chunks.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -15,18 +15,18 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Places of one size in the tier above the last, each used by one transfer at a time. A place that a device
-/// may still write to is retired; its slot gets another one when there is space.
+/// Places of one size in the tier above the last; one transfer at a time uses each. If a device may still
+/// write to a place, the place is retired, and its slot gets another one when there is space.
 ///
 /// @tparam Places  a `chunk_places`, which outlives the slots; `release_places` returns the remaining places
 ///                 to it.
 /// @par Complexity      O(slots). No allocation after construction.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          the constructor's, and `take_places` throws if the tier has too few such places.
+/// @par Errors          the constructor's; `take_places` throws if the tier has too little space for them.
 template <class Places>
 class staging_slots {
  public:
-  /// @param each_bytes  of a place: the longest encoded chunk, in whole units of the last tier.
+  /// @param each_bytes  bytes of a place: the longest encoded chunk, in whole units of the last tier.
   staging_slots(Places& places, std::uint32_t slots, std::uint64_t each_bytes, const metadata_source& source)
       : places_(places), slots_(slots, slot{}, source, "tiered_buffer: staging"), each_bytes_(each_bytes) {}
   staging_slots(const staging_slots&) = delete;
@@ -45,7 +45,7 @@ class staging_slots {
       if (slots_[i].place.granted != 0) places_.give_back(slots_[i].place);
     }
   }
-  /// Returns how many have a place.
+  /// Returns how many slots have a place.
   [[nodiscard]] std::uint64_t placed() const noexcept {
     std::uint64_t placed = 0;
     for (std::uint32_t i = 0; i < size(); ++i) {
@@ -67,7 +67,7 @@ class staging_slots {
     }
     return no_index;
   }
-  /// Returns a transfer that uses one, or `no_index`.
+  /// Returns a transfer that uses a slot, or `no_index`.
   [[nodiscard]] std::uint32_t any_user() const noexcept {
     for (std::uint32_t i = 0; i < size(); ++i) {
       if (slots_[i].user != no_index) return slots_[i].user;
@@ -77,11 +77,11 @@ class staging_slots {
   /// @pre `at` is free.
   void claim(std::uint32_t at, std::uint32_t transfer) noexcept { slots_[at].user = transfer; }
   void release(std::uint32_t at) noexcept { slots_[at].user = no_index; }
-  /// Retires the place: it is never used again.
+  /// Retires the place, which is never used again.
   void retire(std::uint32_t at) noexcept { places_.retire(slots_[at].place); }
 
   [[nodiscard]] const tier_copy& place(std::uint32_t at) const noexcept { return slots_[at].place; }
-  /// Returns the bytes of the encoded form there.
+  /// Returns the length of the encoded form in that slot.
   [[nodiscard]] std::uint64_t encoded_bytes(std::uint32_t at) const noexcept { return slots_[at].bytes; }
   void set_encoded_bytes(std::uint32_t at, std::uint64_t bytes) noexcept { slots_[at].bytes = bytes; }
 

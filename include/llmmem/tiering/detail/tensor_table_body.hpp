@@ -1,5 +1,5 @@
 /// @file
-/// How a `tensor_table` is written down, read and compared. Private to tiering/.
+/// How a `tensor_table` is encoded, read and compared. Private to tiering/.
 #pragma once
 
 #include <llmmem/hash/crc32c.hpp>
@@ -65,8 +65,8 @@ inline void append_number(std::vector<std::byte>& to, std::uint64_t value, std::
   put_number(to.data() + (to.size() - count), value, count);
 }
 
-/// Encodes a header of 48 bytes (CRC-32C of all bytes after it, mark, version, the file's id, tensors); then
-/// of each tensor its name and its parts. Little-endian.
+/// Encodes a header of 48 bytes (CRC-32C of all bytes after it, mark, version, the file's id, number of
+/// tensors), then the name and the parts of each tensor. Little-endian.
 [[nodiscard]] inline std::vector<std::byte> encoded(const tensor_table& table) {
   std::vector<std::byte> made(4);
   append_number(made, tensor_table_mark, 8);
@@ -91,7 +91,7 @@ inline void append_number(std::vector<std::byte>& to, std::uint64_t value, std::
   return made;
 }
 
-/// Returns false if it is no table. @pre its header was checked.
+/// Returns false if the bytes are not a table. @pre the header was checked.
 [[nodiscard]] inline bool decode(std::span<const std::byte> bytes, tensor_table& into) {
   into = {};
   into.file_id = {.low = get_number(bytes.data() + 16, 8), .high = get_number(bytes.data() + 24, 8)};
@@ -202,7 +202,8 @@ inline result<void> write_tensor_table(const std::string& path, const tensor_tab
   const auto failed = [&](error_code code, int error) {
     return failure{code, static_cast<std::uint32_t>(error), bytes.size(), 0, path.c_str()};
   };
-  // Left by a crash, or a link to another program's file: this function writes to neither.
+  // A crash may have left this file, or it may be a link to another program's file: this function writes to
+  // neither.
   ::unlink(beside.c_str());
   const int made = detail::open_again(beside.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (made < 0) return failed(errc::not_opened, errno);

@@ -51,7 +51,7 @@ struct tier_edge_setup {
   const metadata_source& metadata;
 };
 
-/// How bytes move from one space to the other: by the queue of the space that the host cannot access.
+/// Moves bytes from one space to the other by the queue of the space that the host cannot access.
 template <class Traits, class Upper, class Lower>
 class tier_link {
  public:
@@ -99,15 +99,15 @@ class tier_link {
   Lower* lower_;
 };
 
-/// Marks `object` for leak checkers: what it holds is deliberately never freed.
+/// Marks `object` for leak checkers: the memory that it holds is deliberately never freed.
 inline void left_for_good([[maybe_unused]] const void* object) noexcept {
 #if defined(LLMMEM_LOOKS_FOR_LEAKS)
   __lsan_ignore_object(object);
 #endif
 }
 
-/// The space of a ring. A device that never answered may write to the ring after its last user is destroyed,
-/// and the spaces of the tiers outlive both: the ring then stays allocated permanently.
+/// The space of a ring. A device that never answered may write to the ring after its last user is destroyed;
+/// the ring then stays allocated permanently.
 template <class Traits>
 class ring_space {
  public:
@@ -132,7 +132,7 @@ class ring_space {
 template <class Upper, class Lower>
 concept beyond_the_host = !Upper::is_host_accessible && !Lower::is_host_accessible;
 
-/// If the host can access neither: through a ring of memory that it can.
+/// If the host can access neither space: moves bytes through a ring of host memory.
 template <class Traits, class Upper, class Lower>
   requires beyond_the_host<Upper, Lower>
 class tier_link<Traits, Upper, Lower> {
@@ -162,7 +162,7 @@ class tier_link<Traits, Upper, Lower> {
     bounce_options all;
     all.budget_bytes = setup.bounce_bytes;
     all.slot_bytes = setup.bounce_slot_bytes;
-    // Each part of each transfer is an operation, and may fail before a call asks for it.
+    // Each part of each transfer is an operation, and may fail before a call asks for its outcome.
     all.max_operations = setup.most * static_cast<std::uint32_t>(dirty_ranges::capacity);
     all.max_failures = all.max_operations;
     all.name = setup.name;
@@ -174,8 +174,8 @@ class tier_link<Traits, Upper, Lower> {
   queue_type queue_;
 };
 
-/// If the host can access neither, and one of them reaches the other: directly. The host does not see these
-/// bytes, so they have no checksum.
+/// If the host can access neither space, but one of them reaches the other: moves bytes directly. The host
+/// does not see these bytes, so they have no checksum.
 template <class Traits, class Upper, class Lower>
   requires beyond_the_host<Upper, Lower> && (straight_queue<Lower, Upper> || straight_queue<Upper, Lower>)
 class tier_link<Traits, Upper, Lower> {
@@ -219,7 +219,7 @@ class tier_link<Traits, Upper, Lower> {
   Lower* lower_;
 };
 
-/// Copies parts of chunks between two spaces.
+/// Copies parts of chunks between two neighbouring spaces.
 ///
 /// @par Thread safety   one thread at a time.
 template <class Traits, class Upper, class Lower>
@@ -233,8 +233,8 @@ class tier_edge {
   explicit tier_edge(const setup& s) : link_(s), flights_(s.most) {}
 
   /// Begins to copy `parts` of a chunk down. After a refusal nothing is in flight.
-  /// @param sum_bytes  if it bounces, and the only part begins with the chunk: how many bytes `checksum`
-  ///                   covers; 0 for none.
+  /// @param sum_bytes  how many bytes `checksum` covers, if the copy goes through a ring and its only part
+  ///                   begins with the chunk; 0 for none.
   result<void> store(std::uint32_t id, typename Upper::range_type from, typename Lower::range_type to,
                      std::span<const byte_interval> parts, transfer::urgency how,
                      std::uint64_t sum_bytes = 0) {
@@ -259,7 +259,8 @@ class tier_edge {
                      [&](const byte_interval&) { return link_.up(to, from, how, sum); });
   }
 
-  /// Returns the CRC-32C of what a transfer moved, if it was asked for. @pre it has ended successfully.
+  /// Returns the CRC-32C of the moved bytes, if `sum_bytes` asked for it. @pre the transfer has ended
+  /// successfully.
   [[nodiscard]] std::optional<std::uint32_t> checksum(std::uint32_t id) const noexcept {
     if constexpr (bounces) {
       if (flights_[id].sum.bytes != 0) return flights_[id].sum.crc;
@@ -273,7 +274,7 @@ class tier_edge {
   }
 
   /// Waits, and returns the outcome: of several failures the first, except that `errc::completion_lost` comes
-  /// before others. Call it once. What a fence throws is thrown after the wait for all of them.
+  /// before others. Call it once. If a fence throws, the exception follows after the wait for all fences.
   [[nodiscard]] result<void> settled(std::uint32_t id) {
     flight& f = flights_[id];
     result<void> outcome;
@@ -290,7 +291,7 @@ class tier_edge {
     return outcome;
   }
 
-  /// Raises its urgency, because a call waits for it now.
+  /// Raises the transfer's urgency, because a call waits for it now.
   void hurry(std::uint32_t id) noexcept {
     const flight& f = flights_[id];
     for (std::size_t i = 0; i < f.count; ++i)
@@ -329,12 +330,12 @@ class tier_edge {
       for (const byte_interval& part : parts) {
         result<fence_type> begun = begin(part);
         if (begun.code() == errc::table_full && f.count != 0) {
-          // A queue too small for all parts at once takes them one after another.
+          // If the queue is too small for all parts at once, they go one after another.
           if (const result<void> before = settled(id); !before) return before;
           begun = begin(part);
         }
         if (!begun) {
-          // What has begun still accesses both copies.
+          // The parts that have begun still access both copies.
           const result<void> rest = settled(id);
           return rest.code() == errc::completion_lost ? rest : result<void>(begun.error());
         }
@@ -347,7 +348,7 @@ class tier_edge {
     return {};
   }
 
-  /// As `settled`, for what is left; does not throw, because the first wait has thrown already.
+  /// As `settled` for the remaining parts; swallows exceptions, because the first wait has thrown already.
   bool quieted(std::uint32_t id) noexcept {
     try {
       return settled(id).has_value();

@@ -1,6 +1,5 @@
 /// @file
-/// The tiers of a `tiered_buffer`, one above the other: which copy has which place, and which copy leaves
-/// next.
+/// The tiers of a `tiered_buffer`: which copy has which place, and which copy leaves next.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -29,15 +28,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Places of copies, within hard budgets, and the policies that select which copy leaves next. Each change of
-/// a copy's residence goes through here, so that places, policies, observer and counters agree. The stack
-/// moves no bytes: the caller stores a dirty copy before it drops it.
+/// Places of copies, within hard budgets, and the policies that select which copy leaves next. The stack
+/// makes every change of a copy's residence, so that places, policies, observer and counters agree. It moves
+/// no bytes: the caller stores a dirty copy before it drops it.
 ///
-/// A tier is named by `nth<Index>`, a chunk by the slot of its record.
+/// `nth<Index>` names a tier, the slot of its record a chunk.
 ///
-/// @tparam Observer  an `access_observer`, notified of what comes to tier 0 and leaves it.
-/// @par Complexity      O(1) and what the eviction policy's operations take. No allocation after
-///                      construction.
+/// @tparam Observer  an `access_observer`, notified of the chunks that come to tier 0 and leave it.
+/// @par Complexity      O(1), plus the operations of the eviction policy. No allocation after construction.
 /// @par Thread safety   one thread at a time.
 /// @par Errors          the constructor's: `out_of_memory`, `argument_error`. Failures are values.
 template <class Observer, class... Tiers>
@@ -55,16 +53,16 @@ class tier_stack {
   static constexpr bool encodes = tier_state<tier_type<last>>::encodes;
   static_assert(access_observer<Observer>, "Traits::observer must be an access_observer");
   static_assert(!encodes || space_type<last - 1>::is_host_accessible,
-                "a codec works on host memory: the tier above the last must be one that the host can touch");
+                "a codec works on host memory: the tier above the last must be one that the host can access");
   using table_type = chunk_table<tiers, persists_chunks<space_type<last>>()>;
   using record_type = typename table_type::record_type;
 
-  /// @param options  checked. @param places  one for each tier; their spaces outlive the stack.
+  /// @param options  are checked. @param places one for each tier; their spaces outlive the stack.
   tier_stack(table_type& chunks, Observer observer, const tiered_options& options,
              const tier_place<typename Tiers::space_type>&... places);
   tier_stack(const tier_stack&) = delete;
   tier_stack& operator=(const tier_stack&) = delete;
-  /// Frees the places in spaces that gave a range for each.
+  /// Frees the places in spaces that have a range for each place.
   ~tier_stack();
 
   [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
@@ -85,7 +83,7 @@ class tier_stack {
   void give_back(tier_number<Index>, tier_copy& copy) noexcept {
     at<Index>().places.give_back(copy);
   }
-  /// Takes the place in the last tier, which is one range, that many bytes from its beginning.
+  /// Takes the place `offset` bytes into the last tier, which is one range.
   [[nodiscard]] result<void> take_offset(tier_copy& into, std::uint64_t offset,
                                          std::uint64_t bytes) noexcept {
     auto& places = at<last>().places;
@@ -104,27 +102,26 @@ class tier_stack {
   /// Gives `into` a place without waiting: free space, or the space of clean copies.
   template <std::size_t Index>
   [[nodiscard]] bool take_clean_place(tier_number<Index>, tier_copy& into, std::uint64_t bytes) noexcept;
-  /// Returns the most that copies may take of a tier.
+  /// Returns the most bytes that copies may take of a tier.
   template <std::size_t Index>
   [[nodiscard]] std::uint64_t most_bytes(tier_number<Index>) const noexcept;
   template <std::size_t Index>
   [[nodiscard]] std::uint64_t granted_for(tier_number<Index>, std::uint64_t bytes) const noexcept {
     return at<Index>().places.granted_for(bytes);
   }
-  /// Returns whether the codec takes chunks of that size.
+  /// Returns a refusal unless the codec takes chunks of that size.
   [[nodiscard]] failure check_size(std::uint64_t bytes) const noexcept;
-  /// Returns whether a chunk may be that many bytes into the last tier.
+  /// Returns a refusal unless a chunk may begin that many bytes into the last tier.
   [[nodiscard]] failure check_offset(std::uint64_t offset) const noexcept;
-  /// Returns whether each tier could hold a chunk of that size if it held nothing else: between tier 0 and
-  /// the last the chunk passes all of them.
+  /// Returns a refusal unless each tier could hold a chunk of that size alone: between tier 0 and the last,
+  /// the chunk passes all of them.
   [[nodiscard]] failure check_fits(std::uint64_t bytes) const noexcept;
-  /// Frees reserved places to which no transfer is on its way; returns whether there were any.
+  /// Frees reserved places that no transfer fills; returns whether there were any.
   bool release_reservations(record_type& c) noexcept;
   /// @}
 
   /// @name Copies
-  /// @{
-  /// Pins a copy: it does not leave.
+  /// @{ Pins a copy, which then does not leave.
   template <std::size_t Index>
   void pin(tier_number<Index>, std::uint32_t slot) noexcept {
     tier_copy& held = chunks_[slot].copies[Index];
@@ -141,34 +138,34 @@ class tier_stack {
       if (held.pins == 0 && held.is_valid()) at<Index>().eviction.unpin(slot_id{slot});
     }
   }
-  /// The copy is valid: as written or brought there.
+  /// Marks the copy as valid: its contents were written or brought there.
   template <std::size_t Index>
   void become_valid(tier_number<Index>, std::uint32_t slot) noexcept;
-  /// A copy has come up from the tier below.
+  /// Notes a copy that has come up from the tier below.
   template <std::size_t Index>
   void arrive(tier_number<Index>, std::uint32_t slot, bool in_advance) noexcept;
-  /// A copy has come down from above.
+  /// Notes a copy that has come down from above.
   template <std::size_t Index>
   void settle(tier_number<Index> tier, std::uint32_t slot) noexcept {
     become_valid(tier, slot);
     admit(tier, slot, passage::down);
   }
-  /// Frees a valid copy because its space is needed. @pre it is not pinned, and clean.
+  /// Frees a valid copy because its space is needed. @pre it is clean and not pinned.
   template <std::size_t Index>
   void drop(tier_number<Index>, std::uint32_t slot) noexcept;
   /// Frees a valid copy if a tier below has all of it. @pre it is not pinned.
   template <std::size_t Index>
   void drop_clean(tier_number<Index>, std::uint32_t slot) noexcept;
-  /// Frees a copy that was stored first, and counts why. @pre as for `drop`.
+  /// Frees a copy that was first stored below, and counts the reason. @pre as for `drop`.
   template <std::size_t Index>
   void drop_stored(tier_number<Index> tier, std::uint32_t slot, bool was_clean) noexcept {
     ++(was_clean ? at<Index>().demotions : at<Index>().write_backs);
     drop(tier, slot);
   }
-  /// Frees a valid copy that is no longer of use. @pre it is not pinned.
+  /// Frees a valid copy that is no longer needed. @pre it is not pinned.
   template <std::size_t Index>
   void forget(tier_number<Index>, std::uint32_t slot) noexcept;
-  /// The same for all middle tiers that have one.
+  /// As `forget`, for every middle tier that has a copy.
   void forget_middle(std::uint32_t slot) noexcept;
   /// Frees every copy. @pre no lease and no transfer.
   void forget_all(std::uint32_t slot) noexcept;
@@ -189,16 +186,16 @@ class tier_stack {
   void touch(tier_number<Index>, std::uint32_t slot) noexcept {
     at<Index>().eviction.touch(slot_id{slot}, chunks_.hint_of(slot));
   }
-  /// Informs the tiers that have a copy when the chunk is next leased.
+  /// Informs the policies of the tiers that have a copy when the chunk is next leased.
   void expect(std::uint32_t slot, std::uint64_t next_use) noexcept;
-  /// Whether a chunk that comes to a middle tier stays there; asked once for each passage.
+  /// Returns whether a chunk that comes to a middle tier stays there; asks the policy once for each passage.
   template <std::size_t Index>
   [[nodiscard]] bool is_admitted(tier_number<Index>, std::uint32_t slot, passage way) noexcept;
-  /// Removes a copy that was not admitted, after another tier has it. @pre the copy below is up to date, or
-  /// the one above.
+  /// Removes a copy that was not admitted, after another tier has it. @pre the copy below or above is up to
+  /// date.
   template <std::size_t Index>
   void leave_when_passed(tier_number<Index>, std::uint32_t slot) noexcept;
-  /// Whether a write policy lets a copy move down, or it must not stay where it is.
+  /// Returns whether the copy should move down now: its write policy says so, or it was not admitted.
   [[nodiscard]] bool is_due(const record_type& c, std::size_t tier) const noexcept;
   /// @}
 
@@ -220,7 +217,7 @@ class tier_stack {
   [[nodiscard]] std::uint64_t rounded(tier_number<Index>, std::uint64_t bytes) const noexcept {
     return at<Index>().rounded(bytes);
   }
-  /// Returns the bytes of the place of a chunk of `bytes`.
+  /// Returns the size of the place for a chunk of `bytes`.
   template <std::size_t Index>
   [[nodiscard]] static constexpr std::uint64_t place_bytes(tier_number<Index>, std::uint64_t bytes) noexcept {
     return tier_state<tier_type<Index>>::place_bytes(bytes);
@@ -234,15 +231,14 @@ class tier_stack {
   /// @}
 
   /// @name Accounts
-  /// @{
-  /// Counts a lease that found its chunk there.
+  /// @{ Counts a lease that found its chunk in that tier.
   void count_hit(std::size_t tier) noexcept { ++hits_[tier]; }
   /// Returns the bytes of a tier that are leaving it.
   [[nodiscard]] std::uint64_t leaving(std::size_t tier) const noexcept { return leaving_[tier]; }
   void begin_leaving(std::size_t tier, std::uint64_t bytes) noexcept { leaving_[tier] += bytes; }
   void end_leaving(std::size_t tier, std::uint64_t bytes) noexcept { leaving_[tier] -= bytes; }
   void add_to(tiered_stats<tiers>& now) const noexcept;
-  /// Returns what a chunk of `bytes` takes of any tier except the last, at most.
+  /// Returns the most bytes that a chunk of `bytes` takes of any tier except the last.
   [[nodiscard]] std::uint64_t rounded_bytes(std::uint64_t bytes) const noexcept;
   void audit(std::vector<std::string>& found) const;
   /// @}
@@ -356,7 +352,8 @@ template <class Observer, class... Tiers>
 template <std::size_t Index>
 void tier_stack<Observer, Tiers...>::drop_clean(tier_number<Index> tier, std::uint32_t slot) noexcept {
   ++at<Index>().drops;
-  if constexpr (Index == 0) chunks_[slot].admitted = {};  // what came up does not go down again
+  // A dropped copy does not move down: its passage is over.
+  if constexpr (Index == 0) chunks_[slot].admitted = {};
   drop(tier, slot);
 }
 
@@ -400,7 +397,7 @@ template <class Observer, class... Tiers>
 template <std::size_t Index>
 bool tier_stack<Observer, Tiers...>::is_admitted(tier_number<Index>, std::uint32_t slot,
                                                  passage way) noexcept {
-  // A chunk that came up through it for use, and moves down again, passes once.
+  // A chunk that came up through this tier for use, and moves down again, counts as one passage.
   std::optional<bool>& asked = chunks_[slot].admitted[Index];
   std::optional<bool> stays = std::exchange(asked, {});
   if (way == passage::up || !stays) {
@@ -411,7 +408,7 @@ bool tier_stack<Observer, Tiers...>::is_admitted(tier_number<Index>, std::uint32
   return *stays;
 }
 
-/// A copy has come to a tier.
+/// Notes a copy that has come to a tier.
 template <class Observer, class... Tiers>
 template <std::size_t Index>
 void tier_stack<Observer, Tiers...>::admit(tier_number<Index> tier, std::uint32_t slot,

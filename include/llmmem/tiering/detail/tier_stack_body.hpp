@@ -1,5 +1,5 @@
 /// @file
-/// The tiers of a `tiered_buffer`: how they are set up, what they refuse, what they count.
+/// The tiers of a `tiered_buffer`: setup, refusals and counters.
 #pragma once
 
 #include <llmmem/codec/errors.hpp>
@@ -21,7 +21,7 @@ namespace detail {
   return options;
 }
 
-/// Checks how many bytes tier 0 lacks to hold the largest set of leases.
+/// Refuses a tier 0 that is too small for the largest set of leases.
 inline void check_largest_lease(const std::string& name, std::uint64_t capacity, std::uint64_t largest) {
   if (largest <= capacity) return;
   throw out_of_memory(name + ": tier 0 holds " + std::to_string(capacity) +
@@ -29,7 +29,8 @@ inline void check_largest_lease(const std::string& name, std::uint64_t capacity,
                       "; give it at least as many");
 }
 
-/// Of an observer with tables. (A function, because nvcc 13 crashes over the same question about a member.)
+/// Returns the memory of an observer with tables. This is a function because nvcc 13 crashes on the same
+/// requires-expression about a member.
 template <class Observer>
 [[nodiscard]] std::uint64_t observer_bytes(const Observer& observer) noexcept {
   if constexpr (requires { observer.metadata_bytes(); }) {
@@ -111,7 +112,7 @@ failure tier_stack<Observer, Tiers...>::check_offset(std::uint64_t offset) const
 template <class Observer, class... Tiers>
 failure tier_stack<Observer, Tiers...>::check_fits(std::uint64_t bytes) const noexcept {
   failure wrong;
-  if (bytes > max_bytes / 2) return wrong;  // refused by the last tier
+  if (bytes > max_bytes / 2) return wrong;  // the last tier refuses this
   for_each_index<tiers>([&](auto index) {
     constexpr std::size_t tier = index.value;
     const std::uint64_t takes = granted_for(index, tier == last ? place_bytes(index, bytes) : bytes);

@@ -23,7 +23,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Whether a space allocates ranges of any size while their sum fits.
+/// Whether a space allocates ranges of any size as long as their sum fits.
 template <class Space>
 [[nodiscard]] consteval bool never_fragments() noexcept {
   if constexpr (requires { Space::source_type::never_fragments; }) {
@@ -33,7 +33,7 @@ template <class Space>
   }
 }
 
-/// Whether a space may already hold many chunks, each in its place.
+/// Whether a space may already hold chunks, each in its place.
 template <class Space>
 [[nodiscard]] consteval bool names_places() noexcept {
   if constexpr (requires { Space::is_read_only; }) {
@@ -43,19 +43,19 @@ template <class Space>
   }
 }
 
-/// How much of a tier is taken.
+/// The space of a tier that is taken.
 struct place_stats {
   std::uint64_t capacity = 0;
   std::uint64_t used = 0;
   std::uint64_t peak = 0;
   std::uint64_t places = 0;
-  std::uint64_t lost = 0;         ///< of `used`: retired places
-  std::uint64_t lost_places = 0;  ///< of `places`
+  std::uint64_t lost = 0;         ///< bytes of retired places, contained in `used`
+  std::uint64_t lost_places = 0;  ///< retired places, contained in `places`
   std::uint64_t metadata_bytes = 0;
 };
 
-/// How many pieces a tier may have to account for: no two gaps are adjacent, and no piece is smaller than a
-/// unit. In addition to the chunks there may be two in transit, and some that a device never returned.
+/// Returns how many pieces a tier may have to account for: no two gaps are adjacent, and no piece is smaller
+/// than a unit. In addition to the chunks there may be two in transit, and some that a device never released.
 template <class Space>
 [[nodiscard]] std::uint32_t pieces_of(const tier_place<Space>& place, std::uint64_t chunks) noexcept {
   constexpr std::uint64_t spare = 66;
@@ -66,7 +66,7 @@ template <class Space>
   return pieces > 0xFFFF'FFF0U ? 0xFFFF'FFF0U : static_cast<std::uint32_t>(pieces == 0 ? 1 : pieces);
 }
 
-/// The places of copies: one range of the space, allocated by best fit.
+/// The places of copies within one range of the space, allocated by best fit.
 template <class Space>
 class chunk_places {
  public:
@@ -78,7 +78,7 @@ class chunk_places {
                names_places<Space>() ? piece_lookup::by_address_too : piece_lookup::by_size) {}
   chunk_places(const chunk_places&) = delete;
   chunk_places& operator=(const chunk_places&) = delete;
-  /// With a retired place in it the range stays charged to the space, which allocates it to no other user.
+  /// A range with a retired place stays charged to the space, which gives it to no other user.
   ~chunk_places() {
     if (lost_places_ != 0) static_cast<void>(slab_.release());
   }
@@ -91,7 +91,7 @@ class chunk_places {
     copy.granted = had->granted;
     return {};
   }
-  /// Takes the place that begins at `data`, as it did before the space was closed.
+  /// Takes the place that begins at `data`, where it was before the space was closed.
   [[nodiscard]] result<void> take_at(tier_copy& copy, std::byte* data, std::uint64_t bytes) noexcept {
     const result<arena_allocation> had = arena_.allocate_at(data, bytes);
     if (!had) return told(had.error());
@@ -100,7 +100,7 @@ class chunk_places {
     copy.granted = had->granted;
     return {};
   }
-  /// Returns the address that many bytes into the range as a whole.
+  /// Returns the address `offset` bytes into the whole range.
   [[nodiscard]] std::byte* address_of(std::uint64_t offset) const noexcept {
     return slab_.range().data + offset;
   }
@@ -128,7 +128,7 @@ class chunk_places {
   }
 
  private:
-  /// Adds the name that the table has here, which the arena does not know.
+  /// Adds the name of this tier's table, which the arena does not know.
   [[nodiscard]] static failure told(failure why) noexcept {
     if (why.code == errc::table_full) why.index = static_cast<std::uint32_t>(full_table::pieces);
     return why;
@@ -140,7 +140,7 @@ class chunk_places {
   std::uint64_t lost_places_ = 0;
 };
 
-/// The places of copies in a space that never fragments: a range for each.
+/// The places of copies in a space that never fragments: one range for each place.
 template <class Space>
   requires(never_fragments<Space>())
 class chunk_places<Space> {
@@ -175,13 +175,14 @@ class chunk_places<Space> {
     --stats_.places;
     copy = {};
   }
-  /// Never allocates the place again, because a device may still write to it. The space keeps it.
+  /// Never allocates the place again, because a device may still write to it. The place stays charged to the
+  /// space.
   void retire(tier_copy& copy) noexcept {
     stats_.lost += copy.granted;
     ++stats_.lost_places;
     copy = {};
   }
-  /// Returns what the space charges: whole pieces of its source.
+  /// Returns the bytes that the space charges: whole pieces of its source.
   [[nodiscard]] std::uint64_t granted_for(std::uint64_t bytes) const noexcept {
     return space_->source().footprint(bytes, unit_);
   }
@@ -223,7 +224,7 @@ class spare_place {
   tier_copy place_;
 };
 
-/// One tier: its places, and which copy leaves it next.
+/// One tier: its places and its eviction policy.
 template <class Tier>
 struct tier_state {
   using space_type = typename Tier::space_type;

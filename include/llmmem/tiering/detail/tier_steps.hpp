@@ -1,6 +1,5 @@
 /// @file
-/// What the parts of a `tiered_buffer` pass to each other: which tier, which transfer, how far an attempt
-/// got.
+/// Types that the parts of a `tiered_buffer` pass to each other: tiers, transfers, outcomes of attempts.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -16,7 +15,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The number of a tier as a type, for what differs between tiers.
+/// The number of a tier as a type, for code that differs between tiers.
 template <std::size_t Index>
 using tier_number = std::integral_constant<std::size_t, Index>;
 template <std::size_t Index>
@@ -29,7 +28,7 @@ constexpr void with_index(std::size_t i, F&& f) {
     (static_cast<void>(i == Index ? (f(nth<Index>), 0) : 0), ...);
   }(std::make_index_sequence<Count>{});
 }
-/// Calls `f` with each of them.
+/// Calls `f` with each tier below `Count`.
 template <std::size_t Count, class F>
 constexpr void for_each_index(F&& f) {
   [&]<std::size_t... Index>(std::index_sequence<Index...>) {
@@ -37,20 +36,20 @@ constexpr void for_each_index(F&& f) {
   }(std::make_index_sequence<Count>{});
 }
 
-/// Bytes in flight over one edge.
+/// A transfer of bytes over one edge.
 struct tier_transfer {
   std::uint32_t chunk = no_index;
   std::uint32_t edge = 0;
   bool stores = false;
   bool then_drops = false;
-  bool demotes = false;            // the tier below has them already: it may fail
-  bool in_advance = false;         // a prefetch
-  bool found_under_way = false;    // a lease came to wait for it after it had begun
-  std::uint32_t stage = no_index;  // staging slot
+  bool demotes = false;     // a demotion, which may fail without a loss, because a lower tier has these bytes
+  bool in_advance = false;  // a prefetch
+  bool found_under_way = false;    // a lease began to wait for it after it had begun
+  std::uint32_t stage = no_index;  // its staging slot
 };
 
-/// Whether that transfer's failure keeps a chunk from its destination: its own bytes did not arrive, or a
-/// copy that had to make space for it could not leave.
+/// Returns whether that transfer's failure keeps a chunk from its destination: its own bytes did not arrive,
+/// or a copy that had to make space for the chunk could not leave.
 [[nodiscard]] constexpr bool is_in_the_way(const tier_transfer& failed, std::uint32_t slot,
                                            bool needs_contents) noexcept {
   const bool is_own = failed.chunk == slot;
@@ -61,15 +60,15 @@ struct tier_transfer {
 /// The direction in which a chunk passes a tier.
 enum class passage : std::uint8_t { up, down };
 
-/// What a chunk that parts from its clones begins with.
+/// What a chunk has after it parts from its clones.
 enum class parting : std::uint8_t {
   empty,  ///< a place in the last tier
-  fresh,  ///< also one in tier 0, for what will be written
-  copied  ///< also what was shared, in that place
+  fresh,  ///< also a place in tier 0, for bytes that will be written
+  copied  ///< also the shared contents, in that place
 };
 
 /// The outcome of an attempt: done, blocked until transfer `on` has ended, or impossible. A prefetch may also
-/// be blocked by no transfer: until a lease ends, for example.
+/// be blocked without a transfer, for example until a lease ends.
 struct attempt {
   enum class kind : std::uint8_t { done, blocked, failed };
   kind how = kind::done;

@@ -1,5 +1,5 @@
 /// @file
-/// The objects of a `tiered_buffer`, each with the objects that it is built on.
+/// The objects of a `tiered_buffer`, and the objects that each is built on.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -19,10 +19,10 @@ namespace detail {
 /// |---|---|---|
 /// | `chunks` | handles, records, which chunks share one | none |
 /// | `stack` | places, budgets, policies: which copies exist, which leaves next | `chunks` |
-/// | `keys` | keys, and what the last tier's index says | `chunks` |
+/// | `keys` | keys, and the entries of the last tier's index | `chunks` |
 /// | `engine` | transfers over edges, from beginning to end | `chunks`, `stack`, `keys` |
 /// | `mover` | which chunk moves, and when | `chunks`, `stack`, `engine` |
-/// | `desk` | what callers may do with a chunk | all of them |
+/// | `desk` | operations of callers on a chunk | all of them |
 ///
 /// @par Thread safety   one thread at a time.
 /// @par Errors          the constructor throws what `basic_tiered_buffer` documents.

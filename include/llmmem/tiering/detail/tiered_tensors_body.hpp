@@ -40,7 +40,7 @@ void tiered_tensors<Buffer>::remove_chunks() noexcept {
     try {
       if (each.handle != chunk_handle{}) static_cast<void>(buffer_->remove(each.handle));
     } catch (...) {
-      // A copy of it was in flight: no caller is left to receive its outcome.
+      // A copy of the chunk was in flight: no caller is left to receive its outcome.
     }
   }
 }
@@ -101,7 +101,7 @@ result<void> tiered_tensors<Buffer>::each_part(tensor_id tensor, F&& f) {
   return first;
 }
 
-/// Checks that the tensor exists, and no part of it is leased.
+/// Refuses if the tensor does not exist or a part of it is leased.
 template <class Buffer>
 result<void> tiered_tensors<Buffer>::check_free(tensor_id tensor) {
   if (const failure wrong = check(tensor); wrong.code != errc::ok) return wrong;
@@ -156,8 +156,8 @@ auto tiered_tensors<Buffer>::update(tensor_id tensor, std::uint32_t part, byte_i
   return begin_lease<access_mode::read_write>(tensor, mapping_.first_part(tensor) + part, changed, wait);
 }
 
-/// @param part     its number among those of all tensors.
-/// @param changed  of the part's bytes, if the mode writes.
+/// @param part     its number among the parts of all tensors.
+/// @param changed  the changed bytes of the part, if the mode writes.
 template <class Buffer>
 template <access_mode Mode>
 auto tiered_tensors<Buffer>::begin_lease(tensor_id tensor, std::uint32_t part, byte_interval changed,
@@ -192,7 +192,7 @@ auto tiered_tensors<Buffer>::begin_lease(tensor_id tensor, std::uint32_t part, b
   return result<lease<Mode>>(std::move(made));  // nvcc 13 does not move it by itself
 }
 
-/// A lease of a chunk for the only tensor in it.
+/// Leases a chunk for the only tensor in it.
 template <class Buffer>
 template <access_mode Mode>
 auto tiered_tensors<Buffer>::take(chunk_handle chunk, byte_interval changed, tiering::patience wait)
@@ -206,7 +206,7 @@ auto tiered_tensors<Buffer>::take(chunk_handle chunk, byte_interval changed, tie
   }
 }
 
-/// A share in the lease of a chunk that holds several tensors.
+/// Takes a share in the lease of a chunk that holds several tensors.
 template <class Buffer>
 result<void> tiered_tensors<Buffer>::join(std::uint32_t part, access_mode mode, byte_interval changed,
                                           tiering::patience wait) {
@@ -255,7 +255,7 @@ result<void> tiered_tensors<Buffer>::for_each_part(tensor_id tensor, F&& f, tier
     result<lease<Mode>> held = lease_part<Mode>(tensor, i, wait);
     if (!held) return held.error();
     const std::uint32_t next = mapping_.first_part(tensor) + i + 1;
-    // Its own lease reports the outcome.
+    // The lease of that part reports the outcome.
     if (tiering::reads(Mode) && i + 1 < all.size() && parts_[next].filled)
       static_cast<void>(buffer_->prefetch(chunk_of(next).handle));
     f(*held, all[i]);

@@ -1,6 +1,5 @@
 /// @file
-/// How the chunks of a `tiered_buffer` move from one tier to the next: transfers, from their beginning to
-/// their end.
+/// Transfers that move the chunks of a `tiered_buffer` from one tier to the next, from beginning to end.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -35,14 +34,14 @@ inline namespace v0 {
 namespace detail {
 
 /// Transfers between neighbouring tiers. Both copies have their places before a transfer begins, and are
-/// pinned until it ends. The call that notes its end also settles the results in the stack: valid copies,
-/// checksums, entries of the index. Other objects decide what moves, and when.
+/// pinned until it ends. The call that notes a transfer's end also records the results: valid copies,
+/// checksums, entries of the index. The mover decides which chunks move, and when.
 ///
-/// @par Complexity      `can_begin` O(staging slots), `poll` and `audit` O(transfers), the others O(1) and
-///                      what the bytes take. No allocation after construction.
+/// @par Complexity      `can_begin` O(staging slots), `poll` and `audit` O(transfers), the others O(1) plus
+///                      the copy of the bytes. No allocation after construction.
 /// @par Thread safety   one thread at a time.
-/// @par Errors          the constructor's. A transfer that fails leaves its source copy as it was. What a
-///                      space throws passes through, after nothing is in flight for it.
+/// @par Errors          the constructor's. A transfer that fails leaves its source copy as it was. Exceptions
+///                      of a space pass through once nothing of that transfer is in flight.
 template <class Traits, class... Tiers>
 class transfer_engine {
  public:
@@ -75,13 +74,12 @@ class transfer_engine {
   [[nodiscard]] std::uint32_t touching(std::size_t tier) const noexcept { return transfers_.touching(tier); }
   /// Notes that a lease waits for a transfer that began before it.
   void find_under_way(std::uint32_t id) noexcept { transfers_[id].found_under_way = true; }
-  /// Turns a store into one whose copy above leaves.
+  /// Lets the copy above leave when the store ends.
   void let_drop(std::uint32_t id) noexcept;
   /// @}
 
   /// @name Beginning
-  /// @{
-  /// Returns whether a transfer over edge Index can begin, or which one it must wait for.
+  /// @{ Returns whether a transfer over edge Index can begin, or the transfer that it must wait for.
   template <std::size_t Index>
   [[nodiscard]] attempt can_begin(tier_number<Index>) noexcept;
   /// Begins to copy a chunk's dirty bytes from tier Index to its place in the one below. @pre `can_begin` is
@@ -89,7 +87,8 @@ class transfer_engine {
   template <std::size_t Index>
   [[nodiscard]] attempt begin_store(tier_number<Index>, std::uint32_t slot, bool then_drops,
                                     transfer::urgency how);
-  /// Begins to copy a chunk to its place in tier Index from the one below; then blocked on that transfer.
+  /// Begins to copy a chunk to its place in tier Index from the one below; the attempt is then blocked on
+  /// that transfer.
   template <std::size_t Index>
   [[nodiscard]] attempt begin_fetch(tier_number<Index>, std::uint32_t slot, transfer::urgency how);
   /// @}
@@ -103,7 +102,7 @@ class transfer_engine {
   [[nodiscard]] typename meter_type::stall waiting_for(std::uint32_t id) noexcept;
   /// Waits until the transfer can be completed or patience ends: then `errc::timed_out`.
   [[nodiscard]] result<void> await_ready(std::uint32_t id, tiering::patience wait, std::uint64_t began_ns);
-  /// Notes a transfer's end: all that it touched is then at rest. Waits if it has not ended.
+  /// Notes a transfer's end: both of its copies are then at rest. Waits if it has not ended.
   result<void> complete(std::uint32_t id);
   /// @}
 
@@ -161,21 +160,22 @@ class transfer_engine {
   failure background_failure_;
 };
 
-/// What happens to bytes between tier Index and the one below.
+/// How bytes change between tier Index and the one below.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 struct transfer_engine<Traits, Tiers...>::below {
   template <std::size_t At>
   using space_type = typename stack_type::template space_type<At>;
-  /// Whether they change their form.
+  /// Whether a codec changes their form.
   static constexpr bool encodes = stack_type::encodes && Index + 1 == last;
-  /// Whether they go through a ring.
+  /// Whether the bytes go through a ring.
   static constexpr bool bounces = edges::template edge<Index>::bounces;
   static constexpr bool leaves_memory = detail::leaves_memory<space_type<Index + 1>>();
   static constexpr bool host_above = space_type<Index>::is_host_accessible;
-  /// Whether a copy above has a checksum if its source had one: no lease changes it there.
+  /// Whether a copy above keeps its source's checksum, because no lease changes the copy there.
   static constexpr bool keeps_checksum = Index != 0 && detail::leaves_memory<space_type<Index>>();
-  /// Whether the ring computes the checksum of bytes on their way down; all of the chunk must then move.
+  /// Returns whether the ring computes the checksum of bytes on their way down; all of the chunk must then
+  /// move.
   [[nodiscard]] static constexpr bool sums(const tier_copy& above) noexcept {
     return bounces && leaves_memory && !(keeps_checksum && above.has_checksum);
   }
@@ -262,8 +262,8 @@ attempt transfer_engine<Traits, Tiers...>::begin_store(tier_number<Index>, std::
   return {};
 }
 
-/// Interprets a transfer that could not begin: if a table is full that other transfers will leave, the caller
-/// waits for one of them.
+/// Interprets a transfer that could not begin: if other transfers fill a table, the caller waits for one of
+/// them.
 template <class Traits, class... Tiers>
 attempt transfer_engine<Traits, Tiers...>::refused(const failure& why) const noexcept {
   if (why.code == errc::table_full) {
@@ -273,7 +273,7 @@ attempt transfer_engine<Traits, Tiers...>::refused(const failure& why) const noe
   return attempt::failed(why);
 }
 
-/// Passes the bytes that must move down to the edge, and returns their number.
+/// Passes to the edge the bytes that must move down, and returns their number.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 result<std::uint64_t> transfer_engine<Traits, Tiers...>::store_parts(std::uint32_t id, std::uint32_t slot,
@@ -305,7 +305,7 @@ result<std::uint64_t> transfer_engine<Traits, Tiers...>::store_parts(std::uint32
   return parts.bytes();
 }
 
-/// Ends a transfer: all that it touched is then at rest.
+/// Ends a transfer: both of its copies are then at rest.
 template <class Traits, class... Tiers>
 template <std::size_t Index>
 result<void> transfer_engine<Traits, Tiers...>::finish(std::uint32_t id,
@@ -336,7 +336,7 @@ void transfer_engine<Traits, Tiers...>::finish_store(std::uint32_t id, const tie
     return;
   }
   if (!outcome) {
-    // The copy above is still the newest, and dirty; the one below holds its old bytes, or parts of both.
+    // The copy above is still the newest, and dirty; the one below holds its old bytes, or a mix of both.
     if (Index + 1 != last && !beneath.is_valid()) stack_.give_back(nth<Index + 1>, beneath);
     if (done.demotes && above.pins == 0) stack_.drop_clean(nth<Index>, slot);
     return;
@@ -374,12 +374,13 @@ void transfer_engine<Traits, Tiers...>::sum_stored([[maybe_unused]] std::uint32_
     }
     beneath.has_checksum = true;
   } else if constexpr (below<Index>::bounces && below<Index>::leaves_memory) {
-    // A chunk that passes from one such tier to another keeps its checksum.
+    // A chunk that passes between two tiers outside memory keeps its checksum.
     const std::optional<std::uint32_t> taken = edge<Index>().checksum(id);
     beneath.checksum = taken.value_or(above.checksum);
     beneath.has_checksum = true;
   } else if constexpr (below<Index>::leaves_memory) {
-    beneath.has_checksum = false;  // it went straight: what an earlier copy had is of other bytes
+    // The host did not see the bytes, and an earlier copy's checksum is of other bytes.
+    beneath.has_checksum = false;
   }
 }
 
@@ -390,7 +391,8 @@ attempt transfer_engine<Traits, Tiers...>::begin_fetch(tier_number<Index> tier, 
   const attempt ready = can_begin(tier);
   if (!ready.is_done()) return ready;
   record_type& c = chunks_[slot];
-  if (c.transfer != no_index) return attempt::blocked(c.transfer);  // making space has moved it
+  // Making space has already begun to move the chunk.
+  if (c.transfer != no_index) return attempt::blocked(c.transfer);
   tier_copy& above = c.copies[Index];
   tier_copy& beneath = c.copies[Index + 1];
   const std::uint32_t id = claim({.chunk = slot,
@@ -467,7 +469,7 @@ result<void> transfer_engine<Traits, Tiers...>::finish_fetch([[maybe_unused]] st
   return outcome;
 }
 
-/// Returns whether the bytes that returned are those that left.
+/// Returns whether the bytes that came back are those that left.
 template <class Traits, class... Tiers>
 result<void> transfer_engine<Traits, Tiers...>::verify(std::uint32_t slot, const tier_copy& beneath,
                                                        std::uint32_t found) const noexcept {
@@ -500,7 +502,7 @@ template <class Traits, class... Tiers>
 result<void> transfer_engine<Traits, Tiers...>::await_ready(std::uint32_t id, tiering::patience wait,
                                                             std::uint64_t began_ns) {
   if (wait.ns == tiering::wait_complete.ns) return {};
-  // A clock that is not the machine's may be one that no code advances meanwhile: sleeping counts, too.
+  // If the clock is not the machine's, possibly no code advances it meanwhile, so sleeping counts as well.
   constexpr std::uint64_t nap_ns = 20'000;
   constexpr std::uint64_t least_sleep_ns = 1'000'000;
   const tier_transfer& waited = transfers_[id];

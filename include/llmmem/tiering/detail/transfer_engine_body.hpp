@@ -1,5 +1,5 @@
 /// @file
-/// Transfers of a `tiered_buffer`: how edges are set up, what is counted, and whether the accounts agree.
+/// Transfers of a `tiered_buffer`: setup of the edges, counters, and the audit of the accounts.
 #pragma once
 
 #include <llmmem/tiering/detail/transfer_engine.hpp>

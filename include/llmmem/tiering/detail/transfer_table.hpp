@@ -15,7 +15,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A fixed number of transfers, each free or in flight. The table moves nothing: it knows what moves.
+/// A fixed number of transfers, each free or in flight. The table moves no bytes; it records which chunks
+/// move.
 ///
 /// @par Complexity      `touching` O(capacity), the others O(1). No allocation after construction.
 /// @par Thread safety   one thread at a time.
@@ -47,14 +48,14 @@ class transfer_table {
   [[nodiscard]] tier_transfer& operator[](std::uint32_t id) noexcept { return transfers_[id]; }
   [[nodiscard]] const tier_transfer& operator[](std::uint32_t id) const noexcept { return transfers_[id]; }
 
-  /// Returns the number of a transfer that is in flight from now on. @pre it is not full, and `fresh` has a
-  /// chunk.
+  /// Enters a transfer as in flight and returns its number. @pre the table has a free entry, and `fresh` has
+  /// a chunk.
   [[nodiscard]] std::uint32_t claim(const tier_transfer& fresh) noexcept {
     const std::uint32_t id = free_[--free_count_];
     transfers_[id] = fresh;
     return id;
   }
-  /// Ends it, and returns its record. @pre it is in flight.
+  /// Ends the transfer and returns its record. @pre it is in flight.
   tier_transfer release(std::uint32_t id) noexcept {
     const tier_transfer done = transfers_[id];
     transfers_[id].chunk = no_index;
