@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "support/all_choices.hpp"
 #include "support/counting_metadata.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
@@ -78,31 +79,6 @@ struct service {
   std::map<std::uint64_t, request_ticket> tickets;  // of those that are not over
   std::size_t work_in_last_step = 0;
   block_shortage blocked{};
-};
-
-/// Every sequence of choices, depth first: each run consumes choices, and the last that can still change is
-/// changed for the next run.
-class all_choices {
- public:
-  [[nodiscard]] std::uint32_t below(std::uint32_t bound) {
-    if (next_ == made_.size()) made_.push_back({0, bound});
-    return made_[next_++].value;
-  }
-  /// The next run; false when there is none.
-  [[nodiscard]] bool advance() {
-    next_ = 0;
-    while (!made_.empty() && ++made_.back().value == made_.back().bound)
-      made_.pop_back();
-    return !made_.empty();
-  }
-
- private:
-  struct choice {
-    std::uint32_t value;
-    std::uint32_t bound;
-  };
-  std::vector<choice> made_;
-  std::size_t next_ = 0;
 };
 
 /// One service's life under all that its environment may do: when requests come, how long their prompts are,
@@ -427,7 +403,7 @@ TEST_CASE("a request that outgrows a sequence while it waits ends, and those aft
   CHECK(step.work[0].user == 2);
 }
 
-TEST_CASE("a request whose tokens are taken back ends, running or waiting, and no other") {
+TEST_CASE("a request that shrinks is cut to its new length, and ends only without tokens") {
   cache_type cache({.blocks = 64, .block_tokens = 4});
   engine_type<false> engine(cache);
   batch_scheduler scheduler(cache, engine, {.max_running = 2});
@@ -437,14 +413,22 @@ TEST_CASE("a request whose tokens are taken back ends, running or waiting, and n
   }
   engine.compute(scheduler.step().value().work);
   REQUIRE(scheduler.completed());
+  engine.requests.at(1).tokens.clear();
   engine.requests.at(2).tokens.resize(7);
   engine.requests.at(3).tokens.clear();
   const scheduled_step step = scheduler.step().value();
-  REQUIRE(step.work.size() == 1);
-  CHECK(step.work[0].user == 1);
-  CHECK_FALSE(engine.requests.at(1).is_exhausted);
-  CHECK(engine.requests.at(2).is_exhausted);
+  CHECK(step.work.empty());  // the second has nothing to compute
+  CHECK(engine.requests.at(1).is_exhausted);
+  CHECK_FALSE(engine.requests.at(2).is_exhausted);
   CHECK(engine.requests.at(3).is_exhausted);
+  CHECK(cache.stats().tokens == 7);
+  CHECK(scheduler.stats().taken_back == 9);
+  engine.requests.at(2).tokens.push_back(5);
+  engine.requests.at(2).tokens.push_back(6);
+  const auto work = scheduler.step().value().work;
+  REQUIRE(work.size() == 1);
+  CHECK(work[0].first == 7);
+  CHECK(work[0].count == 2);
   CHECK(scheduler.audit() == std::vector<std::string>{});
 }
 
@@ -494,5 +478,5 @@ TEST_CASE("numbers that make no scheduler are refused, and so is memory that is 
       "batch_scheduler: max_requests is 7, fewer than the 8 of max_running; raise max_requests",
       length_error);
   CHECK(fail_each_allocation(
-            [&](const metadata_source& source) { scheduler(cache, engine, {.metadata = source}); }) == 8);
+            [&](const metadata_source& source) { scheduler(cache, engine, {.metadata = source}); }) == 10);
 }

@@ -119,6 +119,11 @@ class toy_engine {
     }
   }
 
+  /// The KV of a token, as kernels read it.
+  [[nodiscard]] std::uint64_t kv(llmmem::sequence_id sequence, std::uint64_t i) noexcept {
+    return at(sequence, i);
+  }
+
  private:
   std::uint64_t& at(llmmem::block_id block, std::uint64_t i) noexcept {
     return memory_[llmmem::to_index(block) * cache_->block_tokens() + i];
