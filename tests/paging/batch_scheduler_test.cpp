@@ -13,6 +13,7 @@
 #include "support/all_choices.hpp"
 #include "support/counting_metadata.hpp"
 #include "support/random.hpp"
+#include "support/scheduler_service.hpp"
 #include "support/seeds.hpp"
 #include "support/toy_engine.hpp"
 
@@ -27,58 +28,6 @@ using engine_type = toy_engine<cache_type, Swaps>;
 
 struct copying_traits : paged_traits {
   using partial = copy_partial_blocks;
-};
-
-/// A small service whose answers end when somebody says so.
-template <class Cache, bool Swaps>
-struct service {
-  service(const paged_options& blocks, const scheduler_options& options)
-      : cache(blocks), engine(cache), scheduler(cache, engine, options) {}
-
-  void submit(std::uint64_t user, std::vector<token_id> prompt) {
-    engine.ask(user, std::move(prompt));
-    tickets[user] = scheduler.submit(user).value();
-  }
-
-  /// `ends(user, answer)`: whether the answer, of so many tokens, ends there.
-  template <class Ends>
-  void step(Ends&& ends) {
-    const scheduled_step now = scheduler.step().value();
-    work_in_last_step = now.work.size();
-    blocked = now.blocked;
-    // Copies, as work's are one token each, must not depend on what is computed in the step.
-    engine.compute(now.work);
-    std::vector<std::uint64_t> over;
-    for (const scheduled_work& each : now.work) {
-      const toy_request& request = engine.requests.at(each.user);
-      if (each.first + each.count + 1 == request.tokens.size() &&
-          ends(each.user, request.tokens.size() - request.prompt)) {
-        over.push_back(each.user);
-      }
-    }
-    scheduler.completed().value();
-    for (const std::uint64_t user : over) {
-      scheduler.finish(tickets.at(user)).value();
-      tickets.erase(user);
-    }
-    for (auto each = tickets.begin(); each != tickets.end();) {
-      each = engine.requests.at(each->first).is_exhausted ? tickets.erase(each) : std::next(each);
-    }
-  }
-
-  /// Everything said so far is what the model says alone.
-  [[nodiscard]] bool is_right(std::uint64_t user) const {
-    const toy_request& request = engine.requests.at(user);
-    return request.tokens ==
-           toy_text(std::span(request.tokens).first(request.prompt), request.tokens.size() - request.prompt);
-  }
-
-  Cache cache;
-  toy_engine<Cache, Swaps> engine;
-  batch_scheduler<Cache, toy_engine<Cache, Swaps>> scheduler;
-  std::map<std::uint64_t, request_ticket> tickets;  // of those that are not over
-  std::size_t work_in_last_step = 0;
-  block_shortage blocked{};
 };
 
 /// One service's life under all that its environment may do: when requests come, how long their prompts are,

@@ -75,6 +75,7 @@ result<request_ticket> batch_scheduler<Cache, Client, Order>::submit(std::uint64
   if (tokens == 0) return refusal(errc::empty_range, 0, 0, 0);
   if (hints.keep.priority > retention::max_priority)
     return refusal(errc::bad_priority, 0, hints.keep.priority, retention::max_priority);
+  if (const auto accepted = order_.check(of); !accepted) return accepted.error();
   if (tokens + 1 > cache_->max_sequence_tokens())
     return refusal(errc::sequence_full, 0, tokens + 1, cache_->max_sequence_tokens());
   if (const std::uint64_t needed = blocks_for(tokens + 1); needed > cache_->pool().blocks())
