@@ -190,7 +190,8 @@ concept swapping_client =
 /// first: see the bound of each order. *No token lost*: tokens belong to the client; the scheduler only
 /// counts them.
 ///
-/// @tparam Cache   a `paged_allocator`.
+/// @tparam Cache   a `paged_allocator`. A `hybrid_allocator` is refused at compile time: the scheduler counts
+///   blocks of one size, and its groups have blocks that differ.
 /// @tparam Client  a `batch_client`, perhaps a `swapping_client` or a `foreseeing_client`.
 /// @tparam Order   a `scheduling_order`.
 ///

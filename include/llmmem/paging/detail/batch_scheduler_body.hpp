@@ -52,6 +52,15 @@ batch_scheduler<Cache, Client, Order>::batch_scheduler(Cache& cache, Client& cli
       free_slot_count_(options_.max_requests) {
   // Checked here, not on the template parameter, so that an engine may hold its scheduler as a member.
   static_assert(batch_client<Client>, "Client must be a batch_client: noexcept tokens, copy and exhausted");
+  static_assert(
+      requires(const Cache& of, sequence_id sequence) {
+        of.block_tokens();
+        of.blocks(sequence);
+        of.pool().available();
+      },
+      "batch_scheduler needs a paged_allocator: it counts blocks of one size. A hybrid_allocator has groups "
+      "of "
+      "blocks that differ; schedule it with its cost, append_batch and shortage");
   for (std::uint32_t i = 0; i < free_slot_count_; ++i)
     free_slots_[i] = free_slot_count_ - 1 - i;
 }
