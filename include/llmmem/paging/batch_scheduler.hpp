@@ -172,7 +172,7 @@ concept swapping_client =
 /// new step with the token that the running step will sample: its place is reserved, and `tokens(user)` has
 /// it by the time the running step is completed. No block that a step in flight reads or writes is handed out
 /// before that step is completed: requests that are finished, cut or preempted keep their blocks until then.
-/// Run copies and steps in the order of the calls (on one stream).
+/// Run copies, swaps and steps in the order of the calls (on one stream).
 ///
 ///     auto running = scheduler.step().value();
 ///     for (;;) {
