@@ -317,6 +317,26 @@ TEST_CASE("callbacks that call the scheduler are refused until it is done, and c
   CHECK(scheduler.audit() == std::vector<std::string>{});
 }
 
+TEST_CASE("a running request whose last block another caller has forked writes into a copy of it") {
+  cache_type cache({.blocks = 8, .block_tokens = 4});
+  engine_type<false> engine(cache);
+  batch_scheduler scheduler(cache, engine, {});
+  engine.ask(1, {1, 2, 3, 4, 5});
+  REQUIRE(scheduler.submit(1));
+  const auto work = scheduler.step().value().work;
+  const sequence_id running = work[0].sequence;
+  engine.compute(work);
+  REQUIRE(scheduler.completed());
+  const sequence_id fork = cache.fork(running).value();
+  const std::uint64_t before = engine.kv(fork, 4);
+  engine.compute(scheduler.step().value().work);
+  REQUIRE(scheduler.completed());
+  CHECK(cache.blocks(running)[1] != cache.blocks(fork)[1]);
+  CHECK(engine.kv(running, 4) == before);
+  CHECK(engine.kv(fork, 4) == before);
+  CHECK(engine.requests.at(1).tokens == toy_text(std::vector<token_id>{1, 2, 3, 4, 5}, 2));
+}
+
 TEST_CASE("a request whose sequence another caller released ends, and no other does") {
   cache_type cache({.blocks = 8, .block_tokens = 4});
   engine_type<false> engine(cache);
