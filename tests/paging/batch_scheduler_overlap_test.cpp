@@ -43,6 +43,10 @@ template <class Cache, bool Swaps>
 struct late_engine : toy_engine<Cache, Swaps> {
   explicit late_engine(const Cache& of) : toy_engine<Cache, Swaps>(of), cache(&of) {}
 
+  [[nodiscard]] std::span<const token_id> tokens(std::uint64_t user) noexcept {
+    asked_late += over.contains(user) ? 1U : 0U;
+    return toy_engine<Cache, Swaps>::tokens(user);
+  }
   void copy(const block_copy& what) noexcept { queue.push_back({.copy = what}); }
   [[nodiscard]] bool swap_in(std::uint64_t user, sequence_id sequence, std::uint64_t first,
                              std::uint64_t end) noexcept
@@ -68,6 +72,8 @@ struct late_engine : toy_engine<Cache, Swaps> {
 
   const Cache* cache;
   std::vector<queued> queue{};
+  std::set<std::uint64_t> over{};  // users that were finished: their tokens may no longer exist
+  std::uint64_t asked_late = 0;    // questions for their tokens
 };
 
 /// A step that was planned and is not completed.
@@ -134,10 +140,7 @@ struct overlapped {
         over.push_back(each.user);
       }
     }
-    const auto finish = [&](std::uint64_t user) {
-      scheduler.finish(tickets.at(user)).value();
-      tickets.erase(user);
-    };
+    const auto finish = [&](std::uint64_t user) { finish_now(user); };
     std::erase_if(over, [&](std::uint64_t user) {
       if (!first(user)) return false;
       finish(user);
@@ -147,6 +150,12 @@ struct overlapped {
     for (const std::uint64_t user : over)
       finish(user);
     prove();
+  }
+
+  void finish_now(std::uint64_t user) {
+    scheduler.finish(tickets.at(user)).value();
+    tickets.erase(user);
+    engine.over.insert(user);
   }
 
   void drop_exhausted() {
@@ -175,6 +184,7 @@ struct overlapped {
         }
       }
     }
+    REQUIRE(engine.asked_late == 0);
     const auto proof = scheduler.audit();
     REQUIRE((proof.empty() ? "" : proof.front()) == std::string());
   }
@@ -545,8 +555,7 @@ void random_services(Order (*make)(), std::uint64_t count, std::uint64_t& preemp
         all.submit(submitted++, std::move(prompt), {.priority = kind, .tenant = kind, .deadline = kind});
       }
       if (!all.tickets.empty() && random.once_in(40)) {  // cancelled, perhaps with two steps in flight
-        all.scheduler.finish(all.tickets.begin()->second).value();
-        all.tickets.erase(all.tickets.begin());
+        all.finish_now(all.tickets.begin()->first);
       }
       if (pending.size() < 4 && random.once_in(10)) {
         const sequence_id other = all.cache.create().value();

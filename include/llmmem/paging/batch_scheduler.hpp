@@ -233,9 +233,10 @@ class batch_scheduler {
   /// @return `errc::past_the_end` if fewer than `kept` tokens were computed.
   result<void> accepted(request_ticket ticket, std::uint64_t kept) noexcept;
 
-  /// Ends a request, running or waiting. If steps in flight have work of it, its blocks are released when the
-  /// last of them is completed. Work that was planned while another step ran no longer counts then: the
-  /// engine may skip it, and nothing of it is cached.
+  /// Ends a request, running or waiting; from now on the scheduler asks for none of its tokens. If steps in
+  /// flight have work of it, its blocks are released when the last of them is completed. Work that was
+  /// planned while another step ran no longer counts then: the engine may skip it, and nothing of it is
+  /// cached.
   result<void> finish(request_ticket ticket) noexcept;
 
   [[nodiscard]] scheduler_stats stats() const noexcept;

@@ -137,7 +137,8 @@ result<scheduled_step> batch_scheduler<Cache, Client, Order>::step() noexcept {
 template <class Cache, class Client, scheduling_order Order>
 void batch_scheduler<Cache, Client, Order>::take_values(request& each) noexcept {
   if constexpr (reserves) {
-    if (each.known == each.planned) return;
+    // The client need not have the tokens of a request that it has finished.
+    if (each.known == each.planned || each.is_ending) return;
     const auto tokens = client_->tokens(each.user);
     std::uint64_t end = tokens.size() < each.planned ? tokens.size() : each.planned;
     if (end > each.cut) end = each.cut;
@@ -344,6 +345,10 @@ void batch_scheduler<Cache, Client, Order>::end_emptied() noexcept {
   for (std::uint32_t i = 0; i < running_count_;) {
     const std::uint32_t slot = running_[i];
     request& each = requests_[slot];
+    if (each.is_ending) {
+      ++i;
+      continue;
+    }
     take_values(each);
     const std::uint64_t tokens = client_->tokens(each.user).size();
     if (tokens < each.known && tokens < each.cut) each.cut = tokens;
