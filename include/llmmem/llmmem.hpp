@@ -185,6 +185,7 @@
 #include <llmmem/paging/prefix_chain.hpp>
 #include <llmmem/paging/prefix_index.hpp>
 #include <llmmem/paging/prometheus.hpp>
+#include <llmmem/paging/scheduling_order.hpp>
 #include <llmmem/paging/sharded_free_list.hpp>
 #include <llmmem/paging/shared_prefix_cache.hpp>
 #include <llmmem/paging/super_page_types.hpp>

@@ -10,8 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "support/all_choices.hpp"
 #include "support/counting_metadata.hpp"
 #include "support/random.hpp"
+#include "support/scheduler_service.hpp"
 #include "support/seeds.hpp"
 #include "support/toy_engine.hpp"
 
@@ -26,83 +28,6 @@ using engine_type = toy_engine<cache_type, Swaps>;
 
 struct copying_traits : paged_traits {
   using partial = copy_partial_blocks;
-};
-
-/// A small service whose answers end when somebody says so.
-template <class Cache, bool Swaps>
-struct service {
-  service(const paged_options& blocks, const scheduler_options& options)
-      : cache(blocks), engine(cache), scheduler(cache, engine, options) {}
-
-  void submit(std::uint64_t user, std::vector<token_id> prompt) {
-    engine.ask(user, std::move(prompt));
-    tickets[user] = scheduler.submit(user).value();
-  }
-
-  /// `ends(user, answer)`: whether the answer, of so many tokens, ends there.
-  template <class Ends>
-  void step(Ends&& ends) {
-    const scheduled_step now = scheduler.step().value();
-    work_in_last_step = now.work.size();
-    blocked = now.blocked;
-    // Copies, as work's are one token each, must not depend on what is computed in the step.
-    engine.compute(now.work);
-    std::vector<std::uint64_t> over;
-    for (const scheduled_work& each : now.work) {
-      const toy_request& request = engine.requests.at(each.user);
-      if (each.first + each.count + 1 == request.tokens.size() &&
-          ends(each.user, request.tokens.size() - request.prompt)) {
-        over.push_back(each.user);
-      }
-    }
-    scheduler.completed().value();
-    for (const std::uint64_t user : over) {
-      scheduler.finish(tickets.at(user)).value();
-      tickets.erase(user);
-    }
-    for (auto each = tickets.begin(); each != tickets.end();) {
-      each = engine.requests.at(each->first).is_exhausted ? tickets.erase(each) : std::next(each);
-    }
-  }
-
-  /// Everything said so far is what the model says alone.
-  [[nodiscard]] bool is_right(std::uint64_t user) const {
-    const toy_request& request = engine.requests.at(user);
-    return request.tokens ==
-           toy_text(std::span(request.tokens).first(request.prompt), request.tokens.size() - request.prompt);
-  }
-
-  Cache cache;
-  toy_engine<Cache, Swaps> engine;
-  batch_scheduler<Cache, toy_engine<Cache, Swaps>> scheduler;
-  std::map<std::uint64_t, request_ticket> tickets;  // of those that are not over
-  std::size_t work_in_last_step = 0;
-  block_shortage blocked{};
-};
-
-/// Every sequence of choices, depth first: each run consumes choices, and the last that can still change is
-/// changed for the next run.
-class all_choices {
- public:
-  [[nodiscard]] std::uint32_t below(std::uint32_t bound) {
-    if (next_ == made_.size()) made_.push_back({0, bound});
-    return made_[next_++].value;
-  }
-  /// The next run; false when there is none.
-  [[nodiscard]] bool advance() {
-    next_ = 0;
-    while (!made_.empty() && ++made_.back().value == made_.back().bound)
-      made_.pop_back();
-    return !made_.empty();
-  }
-
- private:
-  struct choice {
-    std::uint32_t value;
-    std::uint32_t bound;
-  };
-  std::vector<choice> made_;
-  std::size_t next_ = 0;
 };
 
 /// One service's life under all that its environment may do: when requests come, how long their prompts are,
@@ -393,6 +318,26 @@ TEST_CASE("callbacks that call the scheduler are refused until it is done, and c
   CHECK(scheduler.audit() == std::vector<std::string>{});
 }
 
+TEST_CASE("a running request whose last block another caller has forked writes into a copy of it") {
+  cache_type cache({.blocks = 8, .block_tokens = 4});
+  engine_type<false> engine(cache);
+  batch_scheduler scheduler(cache, engine, {});
+  engine.ask(1, {1, 2, 3, 4, 5});
+  REQUIRE(scheduler.submit(1));
+  const auto work = scheduler.step().value().work;
+  const sequence_id running = work[0].sequence;
+  engine.compute(work);
+  REQUIRE(scheduler.completed());
+  const sequence_id fork = cache.fork(running).value();
+  const std::uint64_t before = engine.kv(fork, 4);
+  engine.compute(scheduler.step().value().work);
+  REQUIRE(scheduler.completed());
+  CHECK(cache.blocks(running)[1] != cache.blocks(fork)[1]);
+  CHECK(engine.kv(running, 4) == before);
+  CHECK(engine.kv(fork, 4) == before);
+  CHECK(engine.requests.at(1).tokens == toy_text(std::vector<token_id>{1, 2, 3, 4, 5}, 2));
+}
+
 TEST_CASE("a request ends if another caller released its sequence, and no other request does") {
   cache_type cache({.blocks = 8, .block_tokens = 4});
   engine_type<false> engine(cache);
@@ -428,7 +373,7 @@ TEST_CASE("a waiting request that outgrows a sequence ends, and those after it r
   CHECK(step.work[0].user == 2);
 }
 
-TEST_CASE("a request whose tokens are taken back ends, whether it runs or waits, and no other does") {
+TEST_CASE("a request that shrinks is cut to its new length, and ends only without tokens") {
   cache_type cache({.blocks = 64, .block_tokens = 4});
   engine_type<false> engine(cache);
   batch_scheduler scheduler(cache, engine, {.max_running = 2});
@@ -438,14 +383,22 @@ TEST_CASE("a request whose tokens are taken back ends, whether it runs or waits,
   }
   engine.compute(scheduler.step().value().work);
   REQUIRE(scheduler.completed());
+  engine.requests.at(1).tokens.clear();
   engine.requests.at(2).tokens.resize(7);
   engine.requests.at(3).tokens.clear();
   const scheduled_step step = scheduler.step().value();
-  REQUIRE(step.work.size() == 1);
-  CHECK(step.work[0].user == 1);
-  CHECK_FALSE(engine.requests.at(1).is_exhausted);
-  CHECK(engine.requests.at(2).is_exhausted);
+  CHECK(step.work.empty());  // the second has nothing to compute
+  CHECK(engine.requests.at(1).is_exhausted);
+  CHECK_FALSE(engine.requests.at(2).is_exhausted);
   CHECK(engine.requests.at(3).is_exhausted);
+  CHECK(cache.stats().tokens == 7);
+  CHECK(scheduler.stats().taken_back == 9);
+  engine.requests.at(2).tokens.push_back(5);
+  engine.requests.at(2).tokens.push_back(6);
+  const auto work = scheduler.step().value().work;
+  REQUIRE(work.size() == 1);
+  CHECK(work[0].first == 7);
+  CHECK(work[0].count == 2);
   CHECK(scheduler.audit() == std::vector<std::string>{});
 }
 
@@ -495,5 +448,5 @@ TEST_CASE("impossible options are refused, and so is a lack of memory") {
       "batch_scheduler: max_requests is 7, fewer than the 8 of max_running; raise max_requests",
       length_error);
   CHECK(fail_each_allocation(
-            [&](const metadata_source& source) { scheduler(cache, engine, {.metadata = source}); }) == 8);
+            [&](const metadata_source& source) { scheduler(cache, engine, {.metadata = source}); }) == 10);
 }

@@ -23,6 +23,7 @@ struct hit_blocks {
   std::uint64_t invalidated = 0;
   std::uint64_t mended = 0;
   std::uint64_t removed = 0;
+  std::uint64_t named = 0;
 };
 
 template <class Traits>
@@ -40,6 +41,7 @@ hit_blocks worlds_hold(std::uint64_t count) {
     hits.invalidated += world.stats().invalidated;
     hits.mended += world.mended();
     hits.removed += world.removed();
+    hits.named += world.named();
   });
   return hits;
 }
@@ -54,7 +56,8 @@ TEST_CASE(
   CHECK(hits.deduplicated > in_worlds(20));
   CHECK(hits.moves > in_worlds(500));
   MESSAGE(hits.orphans << " orphans, " << hits.invalidated << " invalidated, " << hits.mended << " mended, "
-                       << hits.removed << " removed");
+                       << hits.removed << " removed, " << hits.named << " named");
+  CHECK(hits.named > in_worlds(200));
   CHECK(hits.orphans > in_worlds(100));
   CHECK(hits.invalidated > in_worlds(200));
   CHECK(hits.mended > in_worlds(500));

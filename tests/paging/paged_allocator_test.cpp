@@ -562,6 +562,74 @@ TEST_CASE("a partial block that was committed by key may grow, by known and by u
   }
 }
 
+TEST_CASE("tokens whose values are given later are cached as if they had been appended with them") {
+  // All lengths around the ends of blocks; the values come in two parts, with a cut or growth in between.
+  const std::vector<token_id> text = counting(100, 16);
+  for (std::uint64_t known = 0; known <= 4; ++known) {
+    for (std::uint64_t unknown = 1; unknown <= 5; ++unknown) {
+      for (std::uint64_t part = 0; part <= unknown; ++part) {
+        for (std::uint64_t keep = 0; keep <= known + unknown + 1; ++keep) {
+          CAPTURE(known);
+          CAPTURE(unknown);
+          CAPTURE(part);
+          CAPTURE(keep);
+          paged_allocator<> cache({.blocks = 16, .block_tokens = 3});
+          const auto from = [&](std::uint64_t first, std::uint64_t count) {
+            return std::span(text).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+          };
+          const sequence_id sequence = cache.create().value();
+          std::uint64_t length = known + unknown;
+          if (keep % 2 == 0) {
+            REQUIRE(cache.append(sequence, from(0, known)));
+            REQUIRE(cache.extend(sequence, unknown));
+          } else {
+            const std::array<paging::growth, 1> step{
+                {{.sequence = sequence, .tokens = from(0, known), .unknown_tokens = unknown}}};
+            std::array<append_result, 1> grown{};
+            REQUIRE(cache.append_batch(step, grown));
+          }
+          const std::vector<block_id> places = table(cache, sequence);
+          CHECK(cache.commit(sequence).value() == known / 3);  // nothing without values is cached
+          REQUIRE(cache.name_tokens(sequence, from(known, part)));
+          std::uint64_t named = known + part;
+          if (keep <= length) {
+            REQUIRE(cache.truncate(sequence, keep));
+            length = keep;
+            if (named > length) named = length;
+          } else {
+            REQUIRE(cache.append(sequence, from(length++, 1)));
+            if (part == unknown) named = length;
+          }
+          CHECK(cache.name_tokens(sequence, from(named, length - named + 1)).code() == errc::past_the_end);
+          REQUIRE(cache.name_tokens(sequence, from(named, length - named)));
+          REQUIRE(cache.append(sequence, from(length, 4)));
+          length += 4;
+          for (std::size_t i = 0; i < places.size() && i < (keep < known + unknown ? keep : length) / 3; ++i)
+            CHECK(cache.blocks(sequence)[i] == places[i]);
+          REQUIRE(cache.commit(sequence));
+          CHECK(cache.cached_tokens(text) == length / 3 * 3);
+          CHECK(cache.audit() == sound);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a sequence known by keys, or cut in the middle, lacks no values") {
+  paged_allocator<> cache({.blocks = 16, .block_tokens = 4});
+  const sequence_id keyed = cache.create().value();
+  REQUIRE(cache.extend(keyed, 4));
+  const std::array keys{key_from_id(1)};
+  REQUIRE(cache.commit(keyed, keyed_blocks{.keys = keys, .tokens = 4}));
+  CHECK(cache.name_tokens(keyed, counting(0, 4)).code() == errc::past_the_end);
+  const sequence_id cut = cache.create().value();
+  REQUIRE(cache.extend(cut, 12));
+  REQUIRE(cache.remove(cut, {4, 8}));
+  CHECK(cache.name_tokens(cut, counting(0, 1)).error().message() ==
+        "paged_allocator: 9 tokens named, but sequence 1 holds 8; name fewer, or append them first");
+  CHECK(cache.name_tokens({}, {}).code() == errc::null_handle);
+}
+
 TEST_CASE("a block that was partly committed by key is completely committed by the next key") {
   paged_allocator<> cache({.blocks = 8, .block_tokens = 4});
   const std::array part{key_from_id(1), key_from_id(2)};

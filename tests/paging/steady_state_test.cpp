@@ -91,34 +91,45 @@ struct writers {
 
 }  // namespace
 
-TEST_CASE("admission, preemption and resumption allocate nothing from the heap") {
-  paged_allocator<> cache({.blocks = 24, .block_tokens = 4, .max_sequences = 4});
-  writers client;
-  batch_scheduler scheduler(cache, client, {.max_running = 4, .max_requests = 4});
-  std::array<request_ticket, 4> tickets{};
-  const std::uint64_t before = heap_allocations();
-  for (int i = 0; i < 2'000; ++i) {
-    for (std::uint64_t user = 0; user < 4; ++user) {
-      if (client.lengths[user] != 0) continue;
-      client.texts[user].fill(static_cast<token_id>(user + 10));
-      client.lengths[user] = 5 + user;
-      tickets[user] = *scheduler.submit(user);
+TEST_CASE("admission, preemption, resumption and steps planned ahead allocate nothing from the heap") {
+  for (const std::uint32_t ahead : {1U, 2U}) {
+    CAPTURE(ahead);
+    paged_allocator<> cache({.blocks = 24, .block_tokens = 4, .max_sequences = 4});
+    writers client;
+    batch_scheduler scheduler(cache, client,
+                              {.max_running = 4, .max_requests = 8, .max_steps_in_flight = ahead});
+    std::array<request_ticket, 4> tickets{};
+    std::array<std::span<const scheduled_work>, 2> flights{};
+    std::size_t in_flight = 0;
+    const std::uint64_t before = heap_allocations();
+    for (int i = 0; i < 2'000; ++i) {
+      for (std::uint64_t user = 0; user < 4; ++user) {
+        if (client.lengths[user] != 0) continue;
+        client.texts[user].fill(static_cast<token_id>(user + 10));
+        client.lengths[user] = 5 + user;
+        tickets[user] = *scheduler.submit(user);
+      }
+      const auto step = scheduler.step();
+      if (!step->work.empty()) flights[in_flight++] = step->work;
+      if (in_flight == 0 || (in_flight < ahead && !step->work.empty())) continue;
+      for (const scheduled_work& each : flights[0]) {
+        std::size_t& length = client.lengths[each.user];
+        if (each.ticket == tickets[each.user] && each.first + each.count == length) ++length;
+      }
+      flights[0] = flights[1];
+      --in_flight;
+      static_cast<void>(scheduler.completed());
+      for (std::uint64_t user = 0; user < 4; ++user) {
+        if (client.lengths[user] < 60) continue;
+        static_cast<void>(scheduler.finish(tickets[user]));
+        client.lengths[user] = 0;
+      }
     }
-    const auto step = scheduler.step();
-    for (const scheduled_work& each : step->work) {
-      std::size_t& length = client.lengths[each.user];
-      if (each.first + each.count == length) ++length;
-    }
-    static_cast<void>(scheduler.completed());
-    for (std::uint64_t user = 0; user < 4; ++user) {
-      if (client.lengths[user] < 60) continue;
-      static_cast<void>(scheduler.finish(tickets[user]));
-      client.lengths[user] = 0;
-    }
+    CHECK(heap_allocations() == before);
+    CHECK(scheduler.stats().preempted > 20);
+    CHECK(scheduler.stats().finished > 20);
+    CHECK((scheduler.stats().dropped > 20) == (ahead == 2));
   }
-  CHECK(heap_allocations() == before);
-  CHECK(scheduler.stats().preempted > 20);
-  CHECK(scheduler.stats().finished > 20);
 }
 
 TEST_CASE("the counter of heap calls counts") {

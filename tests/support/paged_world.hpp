@@ -130,6 +130,8 @@ class paged_world {
   /// Tokens that were computed again after their contents had been invalidated, and tokens removed from the
   /// middle of sequences.
   [[nodiscard]] std::uint64_t mended() const { return mended_; }
+  /// Tokens that got their values after their places.
+  [[nodiscard]] std::uint64_t named() const { return named_; }
   [[nodiscard]] std::uint64_t removed() const { return removed_; }
   [[nodiscard]] llmmem::paged_stats stats() const { return cache_.stats(); }
 
@@ -277,6 +279,22 @@ class paged_world {
     must(done->first == sequence.expected.size());
     carry_out(done->copy);
     write(sequence, tokens);
+  }
+
+  /// Gives values to tokens that were appended without, in two parts. The refusal of too many says where they
+  /// begin.
+  void name(const held_sequence& sequence) {
+    const std::vector<llmmem::token_id> too_many(sequence.tokens.size() + 1);
+    const auto refused = cache_.name_tokens(sequence.id, too_many);
+    must(refused.code() == llmmem::errc::past_the_end);
+    const auto first = static_cast<std::size_t>(refused.error().wanted - too_many.size());
+    must(first <= sequence.tokens.size());
+    const auto values = std::span(sequence.tokens).subspan(first);
+    const auto part = static_cast<std::size_t>(choices_.below(std::uint64_t{values.size() + 1}));
+    must(cache_.name_tokens(sequence.id, values.first(part)).has_value());
+    if (choices_.once_in(2)) return;
+    must(cache_.name_tokens(sequence.id, values.subspan(part)).has_value());
+    named_ += values.size();
   }
 
   void carry_out(const llmmem::block_copy& copy) {
@@ -570,6 +588,7 @@ class paged_world {
         return truncate(sequence);
       case 8:
         if (choices_.once_in(4)) return append(sequence, prompt(), true);
+        if (choices_.once_in(2)) return name(sequence);
         return must(stream_.pass(stream_.issue()).has_value());
       case 9:
         if (choices_.once_in(6)) return static_cast<void>(cache_.drop_idle());
@@ -607,6 +626,7 @@ class paged_world {
   std::uint64_t beginnings_ = 0;
   std::uint64_t moves_ = 0;
   std::uint64_t mended_ = 0;
+  std::uint64_t named_ = 0;
   std::uint64_t removed_ = 0;
   std::uint64_t now_ = 0;
 };

@@ -96,15 +96,21 @@ class toy_engine {
                              std::uint64_t end) noexcept
     requires Swaps
   {
+    if (!has_saved(user)) return false;
+    for (std::uint64_t i = first; i < end; ++i)
+      at(sequence, i) = requests.find(user)->second.saved[i];
+    return true;
+  }
+  /// Discards what was saved; returns whether it can still be read.
+  [[nodiscard]] bool has_saved(std::uint64_t user) noexcept {
     toy_request& back = requests.find(user)->second;
     if (!back.is_saved) std::abort();
     back.is_saved = false;
     ++swaps_;
-    if (lose_every != 0 && swaps_ % lose_every == 0) return false;
-    for (std::uint64_t i = first; i < end; ++i)
-      at(sequence, i) = back.saved[i];
-    return true;
+    return lose_every == 0 || swaps_ % lose_every != 0;
   }
+  /// Writes the KV of token `i` of a block.
+  void write(llmmem::block_id block, std::uint64_t i, std::uint64_t kv) noexcept { at(block, i) = kv; }
 
   /// Computes a step; says who got a new token, and who did not because their prompt goes on.
   void compute(std::span<const llmmem::scheduled_work> work) {
@@ -117,6 +123,11 @@ class toy_engine {
       }
       if (each.first + each.count == now.tokens.size()) now.tokens.push_back(toy_next(kv));
     }
+  }
+
+  /// The KV of a token, as kernels read it.
+  [[nodiscard]] std::uint64_t kv(llmmem::sequence_id sequence, std::uint64_t i) noexcept {
+    return at(sequence, i);
   }
 
  private:

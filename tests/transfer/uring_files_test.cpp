@@ -318,7 +318,7 @@ TEST_CASE("a kernel that refuses a ring is asked what for: memory, files, or a c
        {refusal{
             ENOMEM,
             "the memory that the process may lock is used up: raise the limit (ulimit -l, RLIMIT_MEMLOCK), "
-            "take fewer requests, or use posix_io"},
+            "use a smaller depth, or use posix_io"},
         refusal{EMFILE, "the process has too many open files: raise the limit (ulimit -n), or use posix_io"},
         refusal{EPERM,
                 "a container's seccomp profile or kernel.io_uring_disabled may forbid it: use posix_io"}}) {

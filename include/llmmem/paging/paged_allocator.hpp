@@ -74,7 +74,7 @@ struct paged_traits {
 ///
 /// @par Complexity   O(1) per block (plus the policy's cost on eviction), O(1) per token for hashing; no heap
 ///   allocation after construction, except in `compact` and `audit`. Metadata: 85 bytes per block with the
-///   default policies; for each of `max_sequences` 268 bytes (136 more with a policy that retains), 4 per
+///   default policies; for each of `max_sequences` 276 bytes (136 more with a policy that retains), 4 per
 ///   token of one block and 4 per entry that a table may have; and the verification's (4 bytes per token,
 ///   reported separately). Tables and tokens take memory as they are used.
 /// @par Thread safety   one writer at a time; const calls may run concurrently.
@@ -179,8 +179,16 @@ class paged_allocator {
   result<append_result> append(sequence_id sequence, std::span<const token_id> tokens) noexcept;
 
   /// Adds `count` tokens whose values the caller does not give. Later blocks are shared only by `fork` and by
-  /// key.
+  /// key, until `name_tokens` gives the values.
   result<append_result> extend(sequence_id sequence, std::uint64_t count) noexcept;
+
+  /// Gives values to the first tokens of a sequence that have none (`extend`, `growth::unknown_tokens`), in
+  /// order. The blocks stay where they are, so kernels may be writing them: an engine that plans a step ahead
+  /// reserves the places of tokens that the running step is still sampling. Once all tokens have values,
+  /// `commit` caches as if `append` had given them. Give forks that share such tokens the same values.
+  /// @return `errc::past_the_end` for more values than tokens lack one; a sequence that was matched or
+  ///   committed by keys, or that lost tokens in the middle, lacks none.
+  result<void> name_tokens(sequence_id sequence, std::span<const token_id> tokens) noexcept;
 
   /// Grows all sequences of a batch (its next step), or none. `out[i]` is what `append` would have returned
   /// for `batch[i]`, in the order of the batch. The blocks of the whole batch, copies on write included, are

@@ -14,6 +14,13 @@ namespace detail {
   const auto refuse = [&](const char* what) { throw length_error(options.name + ": " + what); };
   if (options.max_running == 0) refuse("max_running is 0; at least 1 is needed");
   if (options.max_step_tokens == 0) refuse("max_step_tokens is 0; at least 1 is needed");
+  if (options.max_steps_in_flight == 0 || options.max_steps_in_flight > 2)
+    refuse("max_steps_in_flight must be 1 or 2");
+  const swap_costs& swap = options.swap;
+  if (!(swap.compute_tokens_per_second >= 0) || !(swap.bytes_per_token >= 0) || !(swap.seconds_per_swap >= 0))
+    refuse("swap has a negative cost; use 0 or more");
+  if (swap.compute_tokens_per_second > 0 && !(swap.bytes_per_second > 0))
+    refuse("swap.bytes_per_second must be more than 0 where swap.compute_tokens_per_second is");
   if (options.max_requests < options.max_running) {
     throw length_error(options.name + ": max_requests is " + std::to_string(options.max_requests) +
                        ", fewer than the " + std::to_string(options.max_running) +
@@ -24,28 +31,42 @@ namespace detail {
 
 }  // namespace detail
 
-template <class Cache, class Client>
-batch_scheduler<Cache, Client>::batch_scheduler(Cache& cache, Client& client, scheduler_options options)
+template <class Cache, class Client, scheduling_order Order>
+batch_scheduler<Cache, Client, Order>::batch_scheduler(Cache& cache, Client& client,
+                                                       scheduler_options options, Order order)
     : cache_(&cache),
       client_(&client),
       options_(detail::checked_scheduler_options(std::move(options))),
+      order_(std::move(order)),
       requests_(options_.max_requests, request{}, options_.metadata, "batch_scheduler: requests"),
       free_slots_(options_.max_requests, options_.metadata, "batch_scheduler: free slots"),
       running_(options_.max_running, options_.metadata, "batch_scheduler: running"),
+      ranked_(options_.max_running, options_.metadata, "batch_scheduler: ranked"),
       waiting_(options_.max_requests, options_.metadata, "batch_scheduler: waiting"),
       growths_(options_.max_running, paging::growth{}, options_.metadata, "batch_scheduler: growths"),
       grown_(options_.max_running, append_result{}, options_.metadata, "batch_scheduler: grown"),
       growing_(options_.max_running, options_.metadata, "batch_scheduler: growing"),
-      work_(options_.max_running, scheduled_work{}, options_.metadata, "batch_scheduler: work"),
+      work_(std::uint64_t{options_.max_running} * options_.max_steps_in_flight, scheduled_work{},
+            options_.metadata, "batch_scheduler: work"),
+      notes_(work_.size(), work_note{}, options_.metadata, "batch_scheduler: notes"),
       free_slot_count_(options_.max_requests) {
   // Checked here, not on the template parameter, so that an engine may hold its scheduler as a member.
   static_assert(batch_client<Client>, "Client must be a batch_client: noexcept tokens, copy and exhausted");
+  static_assert(
+      requires(const Cache& of, sequence_id sequence) {
+        of.block_tokens();
+        of.blocks(sequence);
+        of.pool().available();
+      },
+      "batch_scheduler needs a paged_allocator: it counts blocks of one size. A hybrid_allocator has groups "
+      "of "
+      "blocks that differ; schedule it with its cost, append_batch and shortage");
   for (std::uint32_t i = 0; i < free_slot_count_; ++i)
     free_slots_[i] = free_slot_count_ - 1 - i;
 }
 
-template <class Cache, class Client>
-result<void> batch_scheduler<Cache, Client>::check(request_ticket ticket) const noexcept {
+template <class Cache, class Client, scheduling_order Order>
+result<void> batch_scheduler<Cache, Client, Order>::check(request_ticket ticket) const noexcept {
   if (ticket == request_ticket{}) return refusal(errc::null_handle, 0, 0, 0);
   if (ticket.slot >= requests_.size()) return refusal(errc::foreign_handle, ticket.slot, 0, 0);
   const std::uint32_t now = requests_[ticket.slot].generation;
@@ -53,15 +74,17 @@ result<void> batch_scheduler<Cache, Client>::check(request_ticket ticket) const 
   return {};
 }
 
-template <class Cache, class Client>
-result<request_ticket> batch_scheduler<Cache, Client>::submit(std::uint64_t user,
-                                                              const prefix_context& context,
-                                                              const request_hints& hints) noexcept {
+template <class Cache, class Client, scheduling_order Order>
+result<request_ticket> batch_scheduler<Cache, Client, Order>::submit(std::uint64_t user,
+                                                                     const prefix_context& context,
+                                                                     const request_hints& hints,
+                                                                     const request_class& of) noexcept {
   if (calls_ == calls::none) return refusal(errc::reentered, 0, 0, 0);
   const std::uint64_t tokens = client_->tokens(user).size();
   if (tokens == 0) return refusal(errc::empty_range, 0, 0, 0);
   if (hints.keep.priority > retention::max_priority)
     return refusal(errc::bad_priority, 0, hints.keep.priority, retention::max_priority);
+  if (const auto accepted = order_.check(of); !accepted) return accepted.error();
   if (tokens + 1 > cache_->max_sequence_tokens())
     return refusal(errc::sequence_full, 0, tokens + 1, cache_->max_sequence_tokens());
   if (const std::uint64_t needed = blocks_for(tokens + 1); needed > cache_->pool().blocks())
@@ -71,70 +94,172 @@ result<request_ticket> batch_scheduler<Cache, Client>::submit(std::uint64_t user
   const std::uint32_t slot = free_slots_[--free_slot_count_];
   request& fresh = requests_[slot];
   fresh = request{.user = user,
-                  .arrival = ++arrivals_,
+                  .rank = {.arrival = ++arrivals_, .of = of},
                   .context = context,
                   .hints = hints,
+                  .prompt = tokens,
                   .generation = fresh.generation + 1};
+  order_.arrived(fresh.rank);
+  order_.queued(fresh.rank);
   waiting_at(waiting_count_++) = slot;
   ++counters_.submitted;
   return request_ticket{slot, fresh.generation};
 }
 
-template <class Cache, class Client>
-result<scheduled_step> batch_scheduler<Cache, Client>::step() noexcept {
+template <class Cache, class Client, scheduling_order Order>
+result<scheduled_step> batch_scheduler<Cache, Client, Order>::step() noexcept {
   if (calls_ != calls::all) return refusal(errc::reentered, 0, 0, 0);
-  if (is_pending_) return refusal(errc::step_pending, 0, 0, work_count_);
+  if (steps_in_flight_ == options_.max_steps_in_flight)
+    return refusal(errc::step_pending, 0, 0, work_counts_[oldest_step_]);
   scheduled_step out;
-  work_count_ = 0;
+  std::uint32_t& work_count = work_counts_[planned_step()];
+  work_count = 0;
   step_tokens_ = 0;
   calls_ = calls::none;
   const bool all_kept = grow_running(out);
-  const auto is_stuck = [&] { return work_count_ == 0 && out.blocked.needed == 0; };
+  const auto is_stuck = [&] { return work_count == 0 && out.blocked.needed == 0; };
   // A request that has just been preempted would take back the blocks that it gave to the running ones.
   if (all_kept || is_stuck()) admit_waiting(out);
   if (is_stuck() && waiting_count_ != 0) {
-    out.blocked = {.needed = needed_to_start(requests_[waiting_at(0)]) + blocks_left_to_runners(),
-                   .available = cache_->pool().available()};
+    out.blocked = {
+        .needed = needed_to_start(requests_[waiting_at(next_waiting())]) + blocks_left_to_runners(),
+        .available = cache_->pool().available()};
   }
   calls_ = calls::all;
-  out.work = {work_.data(), work_count_};
-  is_pending_ = work_count_ != 0;
+  out.work = {work_.data() + first_work(planned_step()), work_count};
+  steps_in_flight_ += work_count != 0 ? 1U : 0U;
   ++counters_.steps;
   counters_.computed_tokens += step_tokens_;
   return out;
 }
 
-/// Collects the tokens that the running requests would compute, in order of arrival.
-template <class Cache, class Client>
-void batch_scheduler<Cache, Client>::plan_growth() noexcept {
-  growing_count_ = 0;
-  std::uint64_t budget = options_.max_step_tokens;
-  for (std::uint32_t i = 0; i < running_count_ && budget != 0; ++i) {
-    const request& each = requests_[running_[i]];
-    const auto rest = client_->tokens(each.user).subspan(static_cast<std::size_t>(each.written));
-    const auto count = static_cast<std::size_t>(rest.size() < budget ? rest.size() : budget);
-    if (count == 0) continue;  // nothing new to compute
-    growths_[growing_count_] = {.sequence = each.sequence, .tokens = rest.first(count)};
-    growing_[growing_count_++] = running_[i];
-    budget -= count;
+/// Gives the cache the values of tokens whose places were reserved, as far as the client has them.
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::take_values(request& each) noexcept {
+  if constexpr (reserves) {
+    // The client need not have the tokens of a request that it has finished.
+    if (each.known == each.planned || each.is_ending) return;
+    const auto tokens = client_->tokens(each.user);
+    std::uint64_t end = tokens.size() < each.planned ? tokens.size() : each.planned;
+    if (end > each.cut) end = each.cut;
+    if (end <= each.known) return;
+    const auto values =
+        tokens.subspan(static_cast<std::size_t>(each.known), static_cast<std::size_t>(end - each.known));
+    // It fails only for a sequence that the engine released or changed itself: nothing of it is cached then.
+    static_cast<void>(cache_->name_tokens(each.sequence, values));
+    each.known = end;
   }
 }
 
-/// Returns whether no request was preempted and none is blocked.
-template <class Cache, class Client>
-bool batch_scheduler<Cache, Client>::grow_running(scheduled_step& out) noexcept {
+/// Cuts a request to the tokens that stand, when no step in flight has work of it.
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::cut_back(request& each) noexcept {
+  if (each.cut == none || each.in_flight != 0) return;
+  if (each.cut < each.planned) {
+    static_cast<void>(cache_->truncate(each.sequence, each.cut));  // cannot fail: it holds more tokens
+    counters_.taken_back += each.planned - each.cut;
+    each.planned = each.cut;
+  }
+  if (each.cut < each.known) each.known = each.cut;
+  if (each.cut < each.written) each.written = each.cut;
+  each.cut = none;
+}
+
+/// Sorts the running requests by the order.
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::rank() noexcept {
+  for (std::uint32_t i = 0; i < running_count_; ++i) {
+    std::uint32_t to = i;
+    if constexpr (!Order::is_by_arrival) {
+      for (; to > 0 && order_.precedes(requests_[running_[i]].rank, requests_[ranked_[to - 1]].rank); --to)
+        ranked_[to] = ranked_[to - 1];
+    }
+    ranked_[to] = running_[i];
+  }
+  if constexpr (!Order::is_static) {
+    // Whichever request is first once stays first until it ends. Otherwise requests could preempt each other
+    // forever, and none would end.
+    std::uint32_t at = 0;
+    while (at < running_count_ &&
+           (ranked_[at] != anchor_ || requests_[anchor_].generation != anchor_generation_))
+      ++at;
+    if (at == running_count_) {
+      if (running_count_ == 0) return;
+      anchor_ = ranked_[0];
+      anchor_generation_ = requests_[anchor_].generation;
+      return;
+    }
+    for (; at > 0; --at)
+      ranked_[at] = ranked_[at - 1];
+    ranked_[0] = anchor_;
+  }
+}
+
+/// Tokens after the `tokens` that the client has, which will exist when the steps in flight are completed.
+template <class Cache, class Client, scheduling_order Order>
+std::uint64_t batch_scheduler<Cache, Client, Order>::pending_tokens(const request& each,
+                                                                    std::uint64_t tokens) noexcept {
+  if constexpr (reserves) {
+    if (each.in_flight == 0 || each.planned != tokens) return 0;
+    std::uint64_t pending = 1;
+    if constexpr (foreseeing_client<Client>) pending = client_->pending(each.user);
+    const std::uint64_t longest = cache_->max_sequence_tokens();
+    if (pending > longest - tokens) return 0;  // decided when the tokens exist
+    return blocks_for(tokens + pending) <= cache_->pool().blocks() ? pending : 0;
+  } else {
+    return 0;
+  }
+}
+
+/// Collects the tokens that the running requests would compute, the first in order first.
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::plan_growth() noexcept {
+  growing_count_ = 0;
+  std::uint64_t budget = options_.max_step_tokens;
+  rank();
+  for (std::uint32_t i = 0; i < running_count_ && budget != 0; ++i) {
+    const request& each = requests_[ranked_[i]];
+    if (each.is_ending || each.is_leaving || each.is_held || each.cut != none) continue;
+    const auto tokens = client_->tokens(each.user);
+    if (tokens.size() < each.planned) continue;  // it has not got the token of a completed step yet
+    const auto rest = tokens.subspan(static_cast<std::size_t>(each.planned));
+    const auto count = static_cast<std::size_t>(rest.size() < budget ? rest.size() : budget);
+    const std::uint64_t pending = rest.empty() ? pending_tokens(each, tokens.size()) : 0;
+    if (count + pending == 0 || pending > budget) continue;  // nothing new to compute
+    growths_[growing_count_] = {
+        .sequence = each.sequence, .tokens = rest.first(count), .unknown_tokens = pending};
+    growing_[growing_count_++] = ranked_[i];
+    budget -= count + pending;
+  }
+}
+
+/// Returns whether no request was preempted and none lacks blocks.
+template <class Cache, class Client, scheduling_order Order>
+bool batch_scheduler<Cache, Client, Order>::grow_running(scheduled_step& out) noexcept {
   bool all_kept = true;
-  end_shrunken();
+  end_emptied();
+  for (std::uint32_t i = 0; i < running_count_; ++i)
+    requests_[running_[i]].is_held = false;
   for (;;) {
     plan_growth();
     if (growing_count_ == 0) return all_kept;
-    const auto done =
-        cache_->append_batch({growths_.data(), growing_count_}, {grown_.data(), growing_count_});
+    const auto grow = [&]() noexcept {
+      return cache_->append_batch({growths_.data(), growing_count_}, {grown_.data(), growing_count_});
+    };
+    const auto done = grow();
     if (done) break;
-    if (done.code() == errc::out_of_blocks && running_count_ > 1) {
+    if (done.code() == errc::out_of_blocks) {
       all_kept = false;
-      preempt_last();
-      continue;
+      const std::uint64_t lacking = done.error().wanted - done.error().found;
+      const std::uint64_t coming = coming_blocks();
+      if (lacking > coming && preempt_last(1)) continue;
+      const std::uint32_t first = growing_[0];
+      keep_what_fits(done.error().found);
+      if (growing_count_ != 0 && grow()) break;
+      // Blocks that requests share come only when all of their holders are preempted.
+      if (coming == 0 && preempt_last(0)) continue;
+      growing_[0] = first;
+      growing_count_ = 1;
     }
     // If only the first is left, it cannot grow. Otherwise the failure names the culprit: a sequence that is
     // too long, or that the engine released itself.
@@ -145,36 +270,100 @@ bool batch_scheduler<Cache, Client>::grow_running(scheduled_step& out) noexcept 
     const bool may_pass =
         done.code() == errc::out_of_blocks &&
         blocks_for(client_->tokens(requests_[culprit].user).size()) <= cache_->pool().blocks();
-    if (may_pass) {  // other sequences hold the blocks it needs
+    if (may_pass) {  // other sequences, fences or a step in flight hold the blocks it needs
       out.blocked = {.needed = done.error().wanted, .available = done.error().found};
       return false;
+    }
+    if (requests_[culprit].in_flight != 0) {
+      requests_[culprit].is_held = true;  // it ends when its step is completed
+      continue;
     }
     give_up(culprit, done.error());
   }
   for (std::uint32_t i = 0; i < growing_count_; ++i) {
+    request& each = requests_[growing_[i]];
     copy(grown_[i].copy);
-    add_work(growing_[i], grown_[i].first, growths_[i].tokens.size());
+    add_work(growing_[i], grown_[i].first, growths_[i].tokens.size() + growths_[i].unknown_tokens);
+    each.known += growths_[i].tokens.size();
   }
   return all_kept;
 }
 
-/// Ends the running requests for which the client has taken back computed tokens, against the contract.
-template <class Cache, class Client>
-void batch_scheduler<Cache, Client>::end_shrunken() noexcept {
+/// Blocks that become available without preempting anyone: those of requests that go when their step in
+/// flight is completed, and those that wait for fences.
+template <class Cache, class Client, scheduling_order Order>
+std::uint64_t batch_scheduler<Cache, Client, Order>::coming_blocks() const noexcept {
+  std::uint64_t coming = cache_->stats().deferred;
+  for (std::uint32_t i = 0; i < running_count_; ++i) {
+    const request& each = requests_[running_[i]];
+    if (each.is_ending || each.is_leaving) coming += own_blocks(each.sequence);
+  }
+  return coming;
+}
+
+/// Blocks that no other sequence holds: what preempting the holder brings.
+template <class Cache, class Client, scheduling_order Order>
+std::uint64_t batch_scheduler<Cache, Client, Order>::own_blocks(sequence_id sequence) const noexcept {
+  std::uint64_t own = 0;
+  for (const block_id block : cache_->blocks(sequence))
+    own += cache_->pool().record(block).references() == 1 ? 1U : 0U;
+  return own;
+}
+
+/// Blocks that a growth takes, including the block for a copy on write.
+template <class Cache, class Client, scheduling_order Order>
+std::uint64_t batch_scheduler<Cache, Client, Order>::needed_to_grow(
+    const paging::growth& each) const noexcept {
+  const std::uint64_t tokens = cache_->tokens(each.sequence);
+  const auto blocks = cache_->blocks(each.sequence);
+  const bool copies =
+      tokens % cache_->block_tokens() != 0 && cache_->pool().record(blocks.back()).references() > 1;
+  return blocks_for(tokens + each.tokens.size() + each.unknown_tokens) - blocks.size() + (copies ? 1 : 0);
+}
+
+/// Leaves in the step what `available` blocks allow. No request takes a block before an earlier one that
+/// lacks blocks; requests that need none run on.
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::keep_what_fits(std::uint64_t available) noexcept {
+  std::uint32_t kept = 0;
+  for (std::uint32_t i = 0; i < growing_count_; ++i) {
+    const std::uint64_t needed = needed_to_grow(growths_[i]);
+    if (needed > available) {
+      available = 0;
+      continue;
+    }
+    available -= needed;
+    growths_[kept] = growths_[i];
+    growing_[kept++] = growing_[i];
+  }
+  growing_count_ = kept;
+}
+
+/// Ends the running requests of which the client has taken back every token; cuts back those that shrank.
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::end_emptied() noexcept {
   for (std::uint32_t i = 0; i < running_count_;) {
     const std::uint32_t slot = running_[i];
-    const std::uint64_t tokens = client_->tokens(requests_[slot].user).size();
-    if (tokens >= requests_[slot].written) {
+    request& each = requests_[slot];
+    if (each.is_ending) {
       ++i;
       continue;
     }
-    give_up(slot, refusal(errc::past_the_end, slot, requests_[slot].written, tokens));
+    take_values(each);
+    const std::uint64_t tokens = client_->tokens(each.user).size();
+    if (tokens < each.known && tokens < each.cut) each.cut = tokens;
+    cut_back(each);
+    if (tokens != 0 || each.in_flight != 0) {
+      ++i;
+      continue;
+    }
+    give_up(slot, refusal(errc::empty_range, slot, 0, 0));
     i = 0;  // the client may have ended other requests in its callback
   }
 }
 
-template <class Cache, class Client>
-void batch_scheduler<Cache, Client>::give_up(std::uint32_t slot, const failure& why) noexcept {
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::give_up(std::uint32_t slot, const failure& why) noexcept {
   const std::uint64_t user = requests_[slot].user;
   end(slot);
   ++counters_.exhausted;
@@ -183,32 +372,80 @@ void batch_scheduler<Cache, Client>::give_up(std::uint32_t slot, const failure& 
   calls_ = calls::none;
 }
 
-/// Preempts the newest request: releases its blocks and puts it at the head of the queue; its tokens stay
-/// with the client.
-template <class Cache, class Client>
-void batch_scheduler<Cache, Client>::preempt_last() noexcept {
-  const std::uint32_t slot = running_[--running_count_];
+/// Preempts the last running request in order that brings at least `least` blocks; never the first. Returns
+/// false if there is none.
+template <class Cache, class Client, scheduling_order Order>
+bool batch_scheduler<Cache, Client, Order>::preempt_last(std::uint64_t least) noexcept {
+  std::uint32_t first = 0;
+  while (first < running_count_ && requests_[ranked_[first]].is_ending)
+    ++first;
+  for (std::uint32_t i = running_count_; i > first + 1; --i) {
+    request& victim = requests_[ranked_[i - 1]];
+    if (victim.is_ending || victim.is_leaving || own_blocks(victim.sequence) < least) continue;
+    if (victim.in_flight != 0) {
+      victim.is_leaving = true;
+    } else {
+      preempt(ranked_[i - 1]);
+    }
+    return true;
+  }
+  return false;
+}
+
+/// Preempts a request: releases its blocks and lets it wait again; its tokens stay with the client.
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::preempt(std::uint32_t slot) noexcept {
   request& victim = requests_[slot];
   if constexpr (swapping_client<Client>) {
-    victim.is_saved = client_->swap_out(victim.user, victim.sequence, victim.written);
+    victim.is_saved =
+        is_worth_saving(victim) && client_->swap_out(victim.user, victim.sequence, victim.written);
     victim.saved = victim.is_saved ? victim.written : 0;
     counters_.swapped_out += victim.is_saved ? 1U : 0U;
   }
   static_cast<void>(cache_->release(victim.sequence));  // cannot fail: the scheduler owns it
   victim.sequence = {};
+  victim.planned = 0;
+  victim.known = 0;
   victim.written = 0;
+  victim.cut = none;
   victim.is_running = false;
-  first_waiting_ = (first_waiting_ == 0 ? static_cast<std::uint32_t>(waiting_.size()) : first_waiting_) - 1;
-  ++waiting_count_;
-  waiting_at(0) = slot;
+  victim.is_leaving = false;
+  stop_running(slot);
+  wait_again(slot);
   ++counters_.preempted;
 }
 
-template <class Cache, class Client>
-void batch_scheduler<Cache, Client>::admit_waiting(scheduled_step& out) noexcept {
+/// Whether saving the KV and bringing it back takes less time than computing it again.
+template <class Cache, class Client, scheduling_order Order>
+bool batch_scheduler<Cache, Client, Order>::is_worth_saving(const request& victim) const noexcept {
+  const swap_costs& costs = options_.swap;
+  if (costs.compute_tokens_per_second == 0) return true;
+  // Blocks that other sequences hold stay cached.
+  const std::uint64_t own = own_blocks(victim.sequence) * cache_->block_tokens();
+  const auto lost = static_cast<double>(own < victim.written ? own : victim.written);
+  const auto moved = static_cast<double>(victim.written) * costs.bytes_per_token;
+  return 2 * (costs.seconds_per_swap + moved / costs.bytes_per_second) <
+         lost / costs.compute_tokens_per_second;
+}
+
+/// The place of the waiting request that is admitted next.
+template <class Cache, class Client, scheduling_order Order>
+std::uint32_t batch_scheduler<Cache, Client, Order>::next_waiting() const noexcept {
+  std::uint32_t next = 0;
+  if constexpr (!Order::is_by_arrival) {
+    for (std::uint32_t i = 1; i < waiting_count_; ++i) {
+      if (order_.precedes(requests_[waiting_at(i)].rank, requests_[waiting_at(next)].rank)) next = i;
+    }
+  }
+  return next;
+}
+
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::admit_waiting(scheduled_step& out) noexcept {
   while (waiting_count_ != 0 && running_count_ < options_.max_running &&
          step_tokens_ < options_.max_step_tokens) {
-    const std::uint32_t slot = waiting_at(0);
+    const std::uint32_t place = next_waiting();
+    const std::uint32_t slot = waiting_at(place);
     const request& next = requests_[slot];
     const std::uint64_t tokens = client_->tokens(next.user).size();
     if (tokens == 0) {
@@ -224,7 +461,7 @@ void batch_scheduler<Cache, Client>::admit_waiting(scheduled_step& out) noexcept
     const std::uint64_t available = cache_->pool().available();
     const bool fits = leave <= available && needed <= available - leave;
     if (!fits && cache_->collect() != 0) continue;  // the blocks collected may be enough
-    if (!fits || !start(slot)) {
+    if (!fits || !start(place)) {
       if (running_count_ == 0) {
         if (blocks_for(client_->tokens(next.user).size()) >
             cache_->pool().blocks()) {  // it grew while it waited, or the pool shrank
@@ -239,17 +476,18 @@ void batch_scheduler<Cache, Client>::admit_waiting(scheduled_step& out) noexcept
 }
 
 /// Blocks for all tokens of a request. The last token is always computed, because the next one needs it.
-template <class Cache, class Client>
-std::uint64_t batch_scheduler<Cache, Client>::needed_to_start(const request& next) const noexcept {
+template <class Cache, class Client, scheduling_order Order>
+std::uint64_t batch_scheduler<Cache, Client, Order>::needed_to_start(const request& next) const noexcept {
   const auto tokens = client_->tokens(next.user);
   const auto cacheable = tokens.first(tokens.size() - 1);
   const std::uint64_t last = cacheable.size() % cache_->block_tokens() == 0 ? 1 : 0;
   return cache_->cost(cacheable, next.context).needed() + last;
 }
 
-/// Moves the head of the queue to the running requests; returns false if it does not fit after all.
-template <class Cache, class Client>
-bool batch_scheduler<Cache, Client>::start(std::uint32_t slot) noexcept {
+/// Moves a waiting request to the running ones; returns false if it does not fit after all.
+template <class Cache, class Client, scheduling_order Order>
+bool batch_scheduler<Cache, Client, Order>::start(std::uint32_t place) noexcept {
+  const std::uint32_t slot = waiting_at(place);
   request& starting = requests_[slot];
   const auto tokens = client_->tokens(starting.user);
   const auto sequence = cache_->create(starting.context, starting.hints);
@@ -272,20 +510,19 @@ bool batch_scheduler<Cache, Client>::start(std::uint32_t slot) noexcept {
   const auto grown = cache_->append(*sequence, part);
   if (!grown) return take_back();
   copy(grown->copy);
-  first_waiting_ = static_cast<std::uint32_t>((first_waiting_ + 1) % waiting_.size());
-  --waiting_count_;
-  running_[running_count_++] = slot;
-  starting.is_running = true;
+  stop_waiting(place);
+  run(slot);
   ++(starting.has_run ? counters_.resumed : counters_.admitted);
   starting.has_run = true;
+  starting.known = starting.written + part.size();
   add_work(slot, starting.written, part.size());
   return true;
 }
 
 /// Lets the client write the KV it saved, as far as the cache lacks it; returns false if there is no space.
-template <class Cache, class Client>
-bool batch_scheduler<Cache, Client>::bring_back(request& starting,
-                                                std::span<const token_id> tokens) noexcept {
+template <class Cache, class Client, scheduling_order Order>
+bool batch_scheduler<Cache, Client, Order>::bring_back(request& starting,
+                                                       std::span<const token_id> tokens) noexcept {
   if constexpr (swapping_client<Client>) {
     if (!starting.is_saved) return true;
     const std::uint64_t first = starting.written;
@@ -307,73 +544,121 @@ bool batch_scheduler<Cache, Client>::bring_back(request& starting,
   return true;
 }
 
-template <class Cache, class Client>
-void batch_scheduler<Cache, Client>::add_work(std::uint32_t slot, std::uint64_t first,
-                                              std::uint64_t count) noexcept {
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::add_work(std::uint32_t slot, std::uint64_t first,
+                                                     std::uint64_t count) noexcept {
   request& worker = requests_[slot];
   const std::uint64_t end = first + count;
-  if (worker.computed > first)
-    counters_.recomputed_tokens += (worker.computed < end ? worker.computed : end) - first;
-  if (worker.computed < end) worker.computed = end;
+  const std::uint64_t fresh = worker.computed > first ? worker.computed : first;
+  counters_.recomputed_tokens += (fresh < end ? fresh : end) - first;
+  if (fresh < end) {
+    const std::uint64_t prompt =
+        worker.prompt > fresh ? (worker.prompt < end ? worker.prompt : end) - fresh : 0;
+    order_.computed(worker.rank, prompt, end - fresh - prompt);
+    worker.computed = end;
+  }
+  worker.planned = end;
+  ++worker.in_flight;
   step_tokens_ += count;
-  work_[work_count_++] = {.ticket = {slot, worker.generation},
-                          .user = worker.user,
-                          .sequence = worker.sequence,
-                          .first = first,
-                          .count = count};
+  std::uint32_t& work_count = work_counts_[planned_step()];
+  const std::size_t at = first_work(planned_step()) + work_count++;
+  work_[at] = {.ticket = {slot, worker.generation},
+               .user = worker.user,
+               .sequence = worker.sequence,
+               .first = first,
+               .count = count};
+  notes_[at] = {.is_early = steps_in_flight_ != 0};
 }
 
-template <class Cache, class Client>
-result<void> batch_scheduler<Cache, Client>::completed() noexcept {
+template <class Cache, class Client, scheduling_order Order>
+result<void> batch_scheduler<Cache, Client, Order>::completed() noexcept {
   if (calls_ != calls::all) return refusal(errc::reentered, 0, 0, 0);
+  if (steps_in_flight_ == 0) return {};
   calls_ = calls::none;
-  is_pending_ = false;
-  for (std::uint32_t i = 0; i < work_count_; ++i) {
-    const scheduled_work& done = work_[i];
-    request& worker = requests_[done.ticket.slot];
-    worker.written = done.first + done.count;
-    static_cast<void>(cache_->commit(done.sequence, worker.written));  // cannot fail: it holds them
-    if (worker.is_ending) end(done.ticket.slot);
-  }
-  work_count_ = 0;
+  const std::uint32_t step = oldest_step_;
+  oldest_step_ = (oldest_step_ + 1) % options_.max_steps_in_flight;
+  --steps_in_flight_;
+  for (std::size_t i = first_work(step); i < first_work(step) + work_counts_[step]; ++i)
+    complete(work_[i], notes_[i]);
+  work_counts_[step] = 0;
   calls_ = calls::all;
   return {};
 }
 
-template <class Cache, class Client>
-result<void> batch_scheduler<Cache, Client>::finish(request_ticket ticket) noexcept {
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::complete(const scheduled_work& done,
+                                                     const work_note& note) noexcept {
+  const std::uint32_t slot = done.ticket.slot;
+  request& worker = requests_[slot];
+  --worker.in_flight;
+  if (!note.is_dropped) {
+    take_values(worker);
+    const std::uint64_t end = done.first + done.count;
+    const std::uint64_t stands = end < worker.cut ? end : worker.cut;
+    if (worker.written < stands) worker.written = stands;
+    // Cannot fail: the sequence holds them.
+    static_cast<void>(cache_->commit(done.sequence, stands < worker.known ? stands : worker.known));
+  }
+  if (worker.in_flight != 0) return;
+  if (worker.is_ending) return end(slot);
+  cut_back(worker);
+  if (worker.is_leaving) preempt(slot);
+}
+
+template <class Cache, class Client, scheduling_order Order>
+result<void> batch_scheduler<Cache, Client, Order>::accepted(request_ticket ticket,
+                                                             std::uint64_t kept) noexcept {
+  if (calls_ != calls::all) return refusal(errc::reentered, 0, 0, 0);
+  if (const auto alive = check(ticket); !alive) return alive;
+  request& each = requests_[ticket.slot];
+  const std::uint64_t computed = each.computed > each.planned ? each.computed : each.planned;
+  if (kept > computed) return refusal(errc::past_the_end, ticket.slot, kept, computed);
+  if (kept < each.computed) each.computed = kept;
+  if (kept < each.saved) each.saved = kept;
+  if (kept < each.planned && kept < each.cut) each.cut = kept;
+  cut_back(each);
+  return {};
+}
+
+template <class Cache, class Client, scheduling_order Order>
+result<void> batch_scheduler<Cache, Client, Order>::finish(request_ticket ticket) noexcept {
   if (calls_ == calls::none) return refusal(errc::reentered, 0, 0, 0);
   if (const auto alive = check(ticket); !alive) return alive;
   request& done = requests_[ticket.slot];
-  for (std::uint32_t i = 0; i < work_count_; ++i) {
-    if (work_[i].ticket == ticket) {
-      done.is_ending = true;
-      return {};
-    }
+  if (done.in_flight != 0) {
+    if (!done.is_ending) drop_early_work(ticket);
+    done.is_ending = true;
+    return {};
   }
   end(ticket.slot);
   ++counters_.finished;
   return {};
 }
 
+/// Makes work that was planned while another step ran count for nothing: its engine may have skipped it.
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::drop_early_work(request_ticket ticket) noexcept {
+  for (std::uint32_t step = 0; step < options_.max_steps_in_flight; ++step) {
+    for (std::size_t i = first_work(step); i < first_work(step) + work_counts_[step]; ++i) {
+      if (!(work_[i].ticket == ticket) || !notes_[i].is_early) continue;
+      notes_[i].is_dropped = true;
+      ++counters_.dropped;
+    }
+  }
+}
+
 /// Removes a request and releases its blocks.
-template <class Cache, class Client>
-void batch_scheduler<Cache, Client>::end(std::uint32_t slot) noexcept {
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::end(std::uint32_t slot) noexcept {
   request& gone = requests_[slot];
   if (gone.is_running) {
     static_cast<void>(cache_->release(gone.sequence));  // cannot fail: the scheduler owns it
-    std::uint32_t kept = 0;
-    for (std::uint32_t i = 0; i < running_count_; ++i) {
-      if (running_[i] != slot) running_[kept++] = running_[i];
-    }
-    running_count_ = kept;
+    stop_running(slot);
   } else {
-    std::uint32_t kept = 0;
-    for (std::uint32_t i = 0; i < waiting_count_; ++i) {
-      const std::uint32_t each = waiting_at(i);
-      if (each != slot) waiting_at(kept++) = each;
-    }
-    waiting_count_ = kept;
+    std::uint32_t place = 0;
+    while (waiting_at(place) != slot)
+      ++place;
+    stop_waiting(place);
   }
   if (gone.is_ending) ++counters_.finished;
   ++gone.generation;
@@ -381,38 +666,93 @@ void batch_scheduler<Cache, Client>::end(std::uint32_t slot) noexcept {
   free_slots_[free_slot_count_++] = slot;
 }
 
-template <class Cache, class Client>
-scheduler_stats batch_scheduler<Cache, Client>::stats() const noexcept {
+/// Adds a slot to the running ones, by arrival.
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::run(std::uint32_t slot) noexcept {
+  std::uint32_t to = running_count_++;
+  for (; to > 0 && requests_[running_[to - 1]].rank.arrival > requests_[slot].rank.arrival; --to)
+    running_[to] = running_[to - 1];
+  running_[to] = slot;
+  requests_[slot].is_running = true;
+}
+
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::stop_running(std::uint32_t slot) noexcept {
+  std::uint32_t kept = 0;
+  for (std::uint32_t i = 0; i < running_count_; ++i) {
+    if (running_[i] != slot) running_[kept++] = running_[i];
+  }
+  running_count_ = kept;
+}
+
+/// Puts a preempted request back into the queue, by arrival: at the head, if the order is by arrival.
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::wait_again(std::uint32_t slot) noexcept {
+  first_waiting_ = (first_waiting_ == 0 ? static_cast<std::uint32_t>(waiting_.size()) : first_waiting_) - 1;
+  ++waiting_count_;
+  std::uint32_t to = 0;
+  for (; to + 1 < waiting_count_ && requests_[waiting_at(to + 1)].rank.arrival < requests_[slot].rank.arrival;
+       ++to)
+    waiting_at(to) = waiting_at(to + 1);
+  waiting_at(to) = slot;
+  order_.queued(requests_[slot].rank);
+}
+
+/// Takes the request at `place` out of the queue.
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::stop_waiting(std::uint32_t place) noexcept {
+  order_.unqueued(requests_[waiting_at(place)].rank);
+  for (std::uint32_t i = place; i > 0; --i)
+    waiting_at(i) = waiting_at(i - 1);
+  first_waiting_ = static_cast<std::uint32_t>((first_waiting_ + 1) % waiting_.size());
+  --waiting_count_;
+}
+
+template <class Cache, class Client, scheduling_order Order>
+scheduler_stats batch_scheduler<Cache, Client, Order>::stats() const noexcept {
   scheduler_stats out = counters_;
   out.running = running_count_;
   out.waiting = waiting_count_;
-  out.metadata_bytes = requests_.bytes() + free_slots_.bytes() + running_.bytes() + waiting_.bytes() +
-                       growths_.bytes() + grown_.bytes() + growing_.bytes() + work_.bytes();
+  out.metadata_bytes = requests_.bytes() + free_slots_.bytes() + running_.bytes() + ranked_.bytes() +
+                       waiting_.bytes() + growths_.bytes() + grown_.bytes() + growing_.bytes() +
+                       work_.bytes() + notes_.bytes();
   return out;
 }
 
-template <class Cache, class Client>
-std::vector<std::string> batch_scheduler<Cache, Client>::audit() const {
+template <class Cache, class Client, scheduling_order Order>
+std::vector<std::string> batch_scheduler<Cache, Client, Order>::audit() const {
   std::vector<std::string> found;
   const auto blame = [&](std::uint32_t slot, const char* what) {
     found.push_back(options_.name + ": request " + std::to_string(slot) + " (arrival " +
-                    std::to_string(requests_[slot].arrival) + ") " + what);
+                    std::to_string(requests_[slot].rank.arrival) + ") " + what);
+  };
+  const auto steps_with = [&](std::uint32_t slot) {
+    std::uint32_t steps = 0;
+    for (std::uint32_t step = 0; step < options_.max_steps_in_flight; ++step) {
+      for (std::size_t i = first_work(step); i < first_work(step) + work_counts_[step]; ++i)
+        steps += work_[i].ticket == request_ticket{slot, requests_[slot].generation} ? 1U : 0U;
+    }
+    return steps;
   };
   std::uint64_t before = 0;
   const auto look = [&](std::uint32_t slot, bool runs) {
     const request& each = requests_[slot];
-    if (each.arrival <= before) blame(slot, "is queued behind a later arrival");
-    before = each.arrival;
+    if (each.rank.arrival <= before) blame(slot, "is queued behind a later arrival");
+    before = each.rank.arrival;
     if ((each.generation & 1U) == 0) blame(slot, "is queued but ended");
     if (each.is_running != runs) blame(slot, runs ? "is listed as running but waits" : "waits but runs");
     if (runs != cache_->check(each.sequence).has_value()) {
       blame(slot, runs ? "runs without a sequence" : "waits with a sequence");
     }
-    if (runs && each.written > cache_->tokens(each.sequence))
-      blame(slot, "counts more written tokens than it holds");
+    if (runs && each.planned != cache_->tokens(each.sequence))
+      blame(slot, "does not hold the tokens that were planned");
+    if (each.written > each.planned) blame(slot, "counts more written tokens than it holds");
+    if (each.known > each.planned) blame(slot, "counts more known tokens than it holds");
+    if (each.in_flight != steps_with(slot)) blame(slot, "miscounts the steps in flight that have work of it");
   };
   for (std::uint32_t i = 0; i < running_count_; ++i)
     look(running_[i], true);
+  before = 0;
   for (std::uint32_t i = 0; i < waiting_count_; ++i)
     look(waiting_at(i), false);
   if (running_count_ + waiting_count_ + free_slot_count_ != requests_.size()) {

@@ -33,7 +33,7 @@ result<void> paged_allocator<Traits>::append_batch(std::span<const paging::growt
     if (!grown) return grown.error();  // only under a policy that breaks its contract
     out[i] = *grown;
     if (records_[slot].tokens_known) fill(slot, grown->first, each.tokens);
-    if (each.unknown_tokens != 0) records_[slot].tokens_known = false;
+    if (each.unknown_tokens != 0) records_[slot].lose_tokens(grown->first + each.tokens.size());
   }
   warn_if_low(before);  // last, because the callback may change everything
   return {};

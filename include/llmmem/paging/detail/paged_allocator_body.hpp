@@ -247,9 +247,24 @@ result<append_result> paged_allocator<Traits>::extend(sequence_id sequence, std:
   if (!required) return required.error();
   const std::uint64_t before = pool_.available();
   const auto grown = grow(sequence.slot, count, *required);
-  if (grown && count != 0) at(sequence).tokens_known = false;
+  if (grown && count != 0) at(sequence).lose_tokens(grown->first);
   warn_if_low(before);
   return grown;
+}
+
+template <class Traits>
+result<void> paged_allocator<Traits>::name_tokens(sequence_id sequence,
+                                                  std::span<const token_id> tokens) noexcept {
+  if (const auto alive = begin(sequence); !alive) return alive.error();
+  record& named = at(sequence);
+  const std::uint64_t first = detail::lesser(named.unnamed, named.tokens);
+  if (tokens.size() > named.tokens - first)
+    return refusal(errc::past_the_end, sequence.slot, first + tokens.size(), named.tokens);
+  if (tokens.empty()) return {};
+  fill(sequence.slot, first, tokens);
+  named.tokens_known = first + tokens.size() == named.tokens;
+  named.unnamed = named.tokens_known ? ~std::uint64_t{0} : first + tokens.size();
+  return {};
 }
 
 template <class Traits>
@@ -406,8 +421,10 @@ void paged_allocator<Traits>::rewind_chain(std::uint32_t slot, std::uint64_t tok
   // The admission policy decides again about the blocks that follow.
   if (full < sequence.asked) sequence.asked = full;
   if (full <= sequence.refused_from) sequence.refused_from = ~0U;
+  const bool all_named = tokens <= sequence.unnamed && sequence.unnamed != ~std::uint64_t{0};
+  if (all_named) sequence.unnamed = ~std::uint64_t{0};
   if (full >= sequence.keyed) {
-    if (full == sequence.keyed && used == 0)
+    if (all_named || (full == sequence.keyed && used == 0))
       sequence.tokens_known = true;  // no token without a known value is left
     return;
   }

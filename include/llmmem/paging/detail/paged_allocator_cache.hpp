@@ -345,6 +345,7 @@ void paged_allocator<Traits>::forget_tokens(record& sequence) noexcept {
     sequence.recommit_from(sequence.committed);
   }
   sequence.tokens_known = false;
+  sequence.unnamed = ~std::uint64_t{0};
 }
 
 /// Makes the next commit examine all blocks again if cached contents that the sequence relies on may have

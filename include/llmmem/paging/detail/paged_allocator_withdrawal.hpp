@@ -214,6 +214,7 @@ void paged_allocator<Traits>::close_up(std::uint32_t slot, token_range range) no
     sequence.chain = first == 0 ? root_of(sequence) : index_.key(table[first - 1]);
   }
   sequence.tokens_known = false;
+  sequence.unnamed = ~std::uint64_t{0};
   if (first < sequence.committed) sequence.recommit_from(sequence.keyed == 0 ? first : 0);
   if (first < sequence.asked) sequence.asked = first;
   if (first <= sequence.refused_from) sequence.refused_from = ~0U;

@@ -23,12 +23,14 @@ struct sequence_record {
   std::uint32_t keyed = 0;       // leading full blocks whose tokens, and therefore keys, are known
   std::uint32_t committed = 0;   // leading blocks that are cached, here or as an equal block elsewhere
   bool tokens_known = true;      // whether all tokens after `keyed` blocks are in the tail
-  block_key chain{};             // key of block keyed - 1, or the root's
-  std::uint32_t borrowed = 0;    // number of leading blocks up to the last one that is cached only elsewhere
-  chain_link parent{};           // identity of the cached contents of block committed - 1, or the root's
-  std::uint64_t cuts = 0;        // the allocator's count of contents dropped while in use, and
-  std::uint64_t evictions = 0;   // its count of evictions, when `committed` was last right
-  bool copies = false;           // the batch being counted makes it copy on write
+  /// The first token without a value, if `name_tokens` may give it.
+  std::uint64_t unnamed = ~std::uint64_t{0};
+  block_key chain{};            // key of block keyed - 1, or the root's
+  std::uint32_t borrowed = 0;   // number of leading blocks up to the last one that is cached only elsewhere
+  chain_link parent{};          // identity of the cached contents of block committed - 1, or the root's
+  std::uint64_t cuts = 0;       // the allocator's count of contents dropped while in use, and
+  std::uint64_t evictions = 0;  // its count of evictions, when `committed` was last right
+  bool copies = false;          // the batch being counted makes it copy on write
   std::uint32_t refused_from = ~0U;  // the first block that the admission policy refused
   std::uint32_t asked = 0;           // number of leading blocks that the policy has seen
   std::uint64_t batch = 0;           // the last batch that named the sequence
@@ -42,6 +44,12 @@ struct sequence_record {
   request_hints hints{};
 
   [[nodiscard]] bool alive() const noexcept { return (generation & 1U) != 0; }
+
+  /// Records that the tokens from position `first` on have no values yet.
+  void lose_tokens(std::uint64_t first) noexcept {
+    if (tokens_known) unnamed = first;
+    tokens_known = false;
+  }
 
   /// Makes only the first `block` blocks count as cached; after 0, the next commit examines all blocks again.
   void recommit_from(std::uint32_t block) noexcept {

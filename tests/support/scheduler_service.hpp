@@ -1,0 +1,72 @@
+/// @file
+/// A service around a batch_scheduler, for tests.
+#pragma once
+
+#include <llmmem/paging/batch_scheduler.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "support/toy_engine.hpp"
+
+namespace llmmem_tests {
+
+/// A small service whose answers end when somebody says so.
+template <class Cache, bool Swaps, llmmem::scheduling_order Order = llmmem::first_come_first_served>
+struct service {
+  service(const llmmem::paged_options& blocks, const llmmem::scheduler_options& options, Order order = {})
+      : cache(blocks), engine(cache), scheduler(cache, engine, options, std::move(order)) {}
+
+  void submit(std::uint64_t user, std::vector<llmmem::token_id> prompt,
+              const llmmem::request_class& of = {}) {
+    engine.ask(user, std::move(prompt));
+    tickets[user] = scheduler.submit(user, {}, {}, of).value();
+  }
+
+  /// `ends(user, answer)`: whether the answer, of so many tokens, ends there.
+  template <class Ends>
+  void step(Ends&& ends) {
+    const llmmem::scheduled_step now = scheduler.step().value();
+    work_in_last_step = now.work.size();
+    blocked = now.blocked;
+    // Copies, as work's are one token each, must not depend on what is computed in the step.
+    engine.compute(now.work);
+    std::vector<std::uint64_t> over;
+    for (const llmmem::scheduled_work& each : now.work) {
+      const toy_request& request = engine.requests.at(each.user);
+      if (each.first + each.count + 1 == request.tokens.size() &&
+          ends(each.user, request.tokens.size() - request.prompt)) {
+        over.push_back(each.user);
+      }
+    }
+    scheduler.completed().value();
+    for (const std::uint64_t user : over) {
+      scheduler.finish(tickets.at(user)).value();
+      tickets.erase(user);
+    }
+    for (auto each = tickets.begin(); each != tickets.end();) {
+      each = engine.requests.at(each->first).is_exhausted ? tickets.erase(each) : std::next(each);
+    }
+  }
+
+  /// Everything said so far is what the model says alone.
+  [[nodiscard]] bool is_right(std::uint64_t user) const {
+    const toy_request& request = engine.requests.at(user);
+    return request.tokens ==
+           toy_text(std::span(request.tokens).first(request.prompt), request.tokens.size() - request.prompt);
+  }
+
+  Cache cache;
+  toy_engine<Cache, Swaps> engine;
+  llmmem::batch_scheduler<Cache, toy_engine<Cache, Swaps>, Order> scheduler;
+  std::map<std::uint64_t, llmmem::request_ticket> tickets;  // of those that are not over
+  std::size_t work_in_last_step = 0;
+  llmmem::block_shortage blocked{};
+};
+
+}  // namespace llmmem_tests
