@@ -170,11 +170,11 @@ class lease_sightings {
 /// successor is the file with the next number, which is created exclusively: of any number of processes, one
 /// succeeds. So no process removes or overwrites what another one may hold:
 ///
-/// - *Take.* Read the highest lease; continue if it is free, if its owner is dead, or if its contents stay
-/// the
-///   same for its whole length by the clock of the one that watches (two clocks are never compared). Create
-///   the next number. Then read the former lease again: if it was renewed meanwhile, its owner lives, and the
-///   new file is removed. A higher number means that another process was faster, too.
+/// - *Take.* Read the highest lease; continue if it is free, if its owner is dead, or if its contents
+///   stay the same for its whole length, by the clock of the process that watches (two clocks are never
+///   compared).
+///   Create the next number. Then read the former lease again: if it was renewed meanwhile, its owner lives,
+///   and the new file is removed. A higher number means that another process was faster, too.
 /// - *Renew.* Write own contents in place; then look for a higher number. In any order of this and of a take,
 ///   the owner sees the higher number, or the one that takes sees the renewal, or both give way.
 /// - *Hold.* Until `length_ns` after the beginning of the last renewal, and only while no higher number
