@@ -364,6 +364,15 @@ TEST_SUITE("lease files") {
     CHECK((told == "taken" || told == "not allowed"));
   }
 
+  TEST_CASE("the leases of a file whose name begins like the drafts of another file stay") {
+    const temporary_folder folder;
+    posix_storage<> storage(folder.file("run"), by_lease(9 * minutes));
+    const auto longer = storage.try_lock("tier.new-0a");
+    REQUIRE(longer);
+    CHECK(storage.try_lock("tier").has_value());
+    CHECK(longer->is_held());
+  }
+
   TEST_CASE("a space of a file whose lease ran out copies nothing more") {
     const temporary_folder folder;
     const std::string path = folder.file("tier");
