@@ -364,6 +364,18 @@ TEST_SUITE("lease files") {
     CHECK((told == "taken" || told == "not allowed"));
   }
 
+  TEST_CASE("a folder whose LOCK was removed is locked again by the next save, also by a lease") {
+    const temporary_folder folder;
+    posix_storage<> storage(folder.file("run"), by_lease(2'000 * ms));
+    checkpoint_folder run(storage);
+    save_step(run, small, 1);
+    std::filesystem::remove(folder.file("run/LOCK"));
+    save_step(run, small, 2);
+    CHECK(list_checkpoints(storage).size() == 2);
+    posix_storage<> other(folder.file("run"), by_lease(2'000 * ms));
+    CHECK_FALSE(other.try_lock("LOCK"));
+  }
+
   TEST_CASE("the leases of a file whose name begins like the drafts of another file stay") {
     const temporary_folder folder;
     posix_storage<> storage(folder.file("run"), by_lease(9 * minutes));
