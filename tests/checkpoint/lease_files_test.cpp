@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <filesystem>
@@ -29,6 +30,18 @@
 
 using namespace llmmem;
 using namespace llmmem_tests;
+
+namespace {
+
+std::atomic<bool> syncs_are_slow = false;
+
+}  // namespace
+
+/// That of the system, or, of a file system that is far away, one that takes longer than a lease of 1 ms.
+extern "C" int fdatasync(int file) {
+  if (syncs_are_slow) ::usleep(2'000);
+  return static_cast<int>(::syscall(SYS_fdatasync, file));
+}
 
 namespace {
 
@@ -374,6 +387,16 @@ TEST_SUITE("lease files") {
     CHECK(list_checkpoints(storage).size() == 2);
     posix_storage<> other(folder.file("run"), by_lease(2'000 * ms));
     CHECK_FALSE(other.try_lock("LOCK"));
+  }
+
+  TEST_CASE("a lease that is too short for its file system is refused with its length") {
+    const temporary_folder folder;
+    told_child child([&](auto tell, auto) {
+      posix_storage<> storage(folder.file("run"), by_lease(1 * ms));
+      syncs_are_slow = true;
+      tell(text_of([&] { static_cast<void>(storage.try_lock("LOCK")); }));
+    });
+    CHECK(child.next().find("a lease of 1000000 ns may be too short") != std::string::npos);
   }
 
   TEST_CASE("the leases of a file whose name begins like the drafts of another file stay") {
