@@ -399,6 +399,22 @@ TEST_SUITE("lease files") {
     CHECK(child.next().find("a lease of 1000000 ns may be too short") != std::string::npos);
   }
 
+  TEST_CASE("a holder whose lease was removed by hand leaves the next one that has its number") {
+    const temporary_folder folder;
+    posix_storage<> storage(folder.file("run"), by_lease(9 * minutes));
+    auto former = storage.try_lock("LOCK");
+    REQUIRE(former);
+    std::filesystem::remove(folder.file("run/LOCK"));
+    std::filesystem::remove(folder.file("run/.leases/LOCK.1"));
+    const auto next = storage.try_lock("LOCK");
+    REQUIRE(next);
+    REQUIRE(leases(folder) == std::vector<std::string>{"LOCK.1"});
+    std::filesystem::rename(folder.file("run/LOCK"), folder.file("run/moved"));
+    former.reset();
+    std::filesystem::rename(folder.file("run/moved"), folder.file("run/LOCK"));
+    CHECK(next->is_held());
+  }
+
   TEST_CASE("the leases of a file whose name begins like the drafts of another file stay") {
     const temporary_folder folder;
     posix_storage<> storage(folder.file("run"), by_lease(9 * minutes));
