@@ -415,6 +415,20 @@ TEST_SUITE("lease files") {
     CHECK(next->is_held());
   }
 
+  TEST_CASE("a forked child copies nothing to the file of its parent, which has the lease") {
+    const temporary_folder folder;
+    file_space<> space(folder.file("tier"),
+                       {.budget = 65536, .file = {.locks = file_locks::lease_file, .lease_ns = 9 * minutes}});
+    const auto range = space.try_allocate(4096, 1);
+    std::vector<std::byte> bytes(4096);
+    told_child child([&](auto tell, auto) {
+      const auto copied = space.copy_in_async(*range, bytes, {});
+      tell(!copied && copied.error().code == errc::lease_lost ? "refused" : "copied");
+    });
+    CHECK(child.next() == "refused");
+    CHECK(space.copy_in_async(*range, bytes, {}));
+  }
+
   TEST_CASE("the leases of a file whose name begins like the drafts of another file stay") {
     const temporary_folder folder;
     posix_storage<> storage(folder.file("run"), by_lease(9 * minutes));

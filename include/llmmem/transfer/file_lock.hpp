@@ -447,8 +447,11 @@ class file_lock {
       return false;
     }
   }
-  /// Whether the lease has not run out, by this process's clock: without a look at the folder.
-  [[nodiscard]] bool is_current() const noexcept { return lease_ == nullptr || lease_->is_current(); }
+  /// Whether the lease has not run out, by this process's clock: without a look at the folder. A forked child
+  /// does not have its parent's.
+  [[nodiscard]] bool is_current() const noexcept {
+    return lease_ == nullptr || (lease_->process() == ::getpid() && lease_->is_current());
+  }
   [[nodiscard]] bool is_lease() const noexcept { return lease_ != nullptr; }
 
   /// Keeps a lease as long as the process lives, because a device may still write to the file.
