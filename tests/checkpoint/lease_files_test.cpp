@@ -462,8 +462,8 @@ TEST_SUITE("lease files") {
     child.let_go_on();
     const std::string lost =
         path +
-        ": the lease of the file ran out while this process was stopped, and another process may have the "
-        "file now; open it again, with a longer lease_ns";
+        ": the lease of the file ran out while this process was stopped, or is its parent's, and another "
+        "process may have the file now; open it again, with a longer lease_ns";
     CHECK(child.next() == lost);
     CHECK(child.next() == lost);
   }
