@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <filesystem>
@@ -29,6 +30,18 @@
 
 using namespace llmmem;
 using namespace llmmem_tests;
+
+namespace {
+
+std::atomic<bool> syncs_are_slow = false;
+
+}  // namespace
+
+/// That of the system, or, of a file system that is far away, one that takes longer than a lease of 1 ms.
+extern "C" int fdatasync(int file) {
+  if (syncs_are_slow) ::usleep(2'000);
+  return static_cast<int>(::syscall(SYS_fdatasync, file));
+}
 
 namespace {
 
@@ -364,6 +377,67 @@ TEST_SUITE("lease files") {
     CHECK((told == "taken" || told == "not allowed"));
   }
 
+  TEST_CASE("a folder whose LOCK was removed is locked again by the next save, also by a lease") {
+    const temporary_folder folder;
+    posix_storage<> storage(folder.file("run"), by_lease(2'000 * ms));
+    checkpoint_folder run(storage);
+    save_step(run, small, 1);
+    std::filesystem::remove(folder.file("run/LOCK"));
+    save_step(run, small, 2);
+    CHECK(list_checkpoints(storage).size() == 2);
+    posix_storage<> other(folder.file("run"), by_lease(2'000 * ms));
+    CHECK_FALSE(other.try_lock("LOCK"));
+  }
+
+  TEST_CASE("a lease that is too short for its file system is refused with its length") {
+    const temporary_folder folder;
+    told_child child([&](auto tell, auto) {
+      posix_storage<> storage(folder.file("run"), by_lease(1 * ms));
+      syncs_are_slow = true;
+      tell(text_of([&] { static_cast<void>(storage.try_lock("LOCK")); }));
+    });
+    CHECK(child.next().find("a lease of 1000000 ns may be too short") != std::string::npos);
+  }
+
+  TEST_CASE("a holder whose lease was removed by hand leaves the next one that has its number") {
+    const temporary_folder folder;
+    posix_storage<> storage(folder.file("run"), by_lease(9 * minutes));
+    auto former = storage.try_lock("LOCK");
+    REQUIRE(former);
+    std::filesystem::remove(folder.file("run/LOCK"));
+    std::filesystem::remove(folder.file("run/.leases/LOCK.1"));
+    const auto next = storage.try_lock("LOCK");
+    REQUIRE(next);
+    REQUIRE(leases(folder) == std::vector<std::string>{"LOCK.1"});
+    std::filesystem::rename(folder.file("run/LOCK"), folder.file("run/moved"));
+    former.reset();
+    std::filesystem::rename(folder.file("run/moved"), folder.file("run/LOCK"));
+    CHECK(next->is_held());
+  }
+
+  TEST_CASE("a forked child copies nothing to the file of its parent, which has the lease") {
+    const temporary_folder folder;
+    file_space<> space(folder.file("tier"),
+                       {.budget = 65536, .file = {.locks = file_locks::lease_file, .lease_ns = 9 * minutes}});
+    const auto range = space.try_allocate(4096, 1);
+    std::vector<std::byte> bytes(4096);
+    told_child child([&](auto tell, auto) {
+      const auto copied = space.copy_in_async(*range, bytes, {});
+      tell(!copied && copied.error().code == errc::lease_lost ? "refused" : "copied");
+    });
+    CHECK(child.next() == "refused");
+    CHECK(space.copy_in_async(*range, bytes, {}));
+  }
+
+  TEST_CASE("the leases of a file whose name begins like the drafts of another file stay") {
+    const temporary_folder folder;
+    posix_storage<> storage(folder.file("run"), by_lease(9 * minutes));
+    const auto longer = storage.try_lock("tier.new-0a");
+    REQUIRE(longer);
+    CHECK(storage.try_lock("tier").has_value());
+    CHECK(longer->is_held());
+  }
+
   TEST_CASE("a space of a file whose lease ran out copies nothing more") {
     const temporary_folder folder;
     const std::string path = folder.file("tier");
@@ -388,8 +462,8 @@ TEST_SUITE("lease files") {
     child.let_go_on();
     const std::string lost =
         path +
-        ": the lease of the file ran out while this process was stopped, and another process may have the "
-        "file now; open it again, with a longer lease_ns";
+        ": the lease of the file ran out while this process was stopped, or is its parent's, and another "
+        "process may have the file now; open it again, with a longer lease_ns";
     CHECK(child.next() == lost);
     CHECK(child.next() == lost);
   }

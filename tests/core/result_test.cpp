@@ -184,8 +184,8 @@ constexpr std::array refusals{
             "path: each rank and each tier needs its own"},
     refusal{
         errc::lease_lost, raises::io_error,
-        "kv: the lease of the file ran out while this process was stopped, and another process may have the "
-        "file now; open it again, with a longer lease_ns"},
+        "kv: the lease of the file ran out while this process was stopped, or is its parent's, and another "
+        "process may have the file now; open it again, with a longer lease_ns"},
     refusal{errc::not_opened, raises::argument_error,
             "kv: it was opened only for reading; open it with open_mode::update or open_mode::create (a "
             "model_file_space is never written: adopt its contents, and keep changes in another buffer)"},

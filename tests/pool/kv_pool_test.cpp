@@ -6,6 +6,7 @@
 #include <llmmem/comm/thread_network.hpp>
 #include <llmmem/pool/detail/pool_wire.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -246,6 +247,34 @@ TEST_SUITE("kv_pool") {
       CHECK(refuse([](header_ref of, bytes_ref) { of.crc ^= 1; }) == errc::message_damaged);
     }
     attempt([](header_ref, bytes_ref) {}, true);
+    CHECK(two.node->tiers().audit().empty());
+  }
+
+  TEST_CASE("a block of which only a part came is asked for again, and comes from its beginning") {
+    node_and_stranger two({.ask_again_ns = 1});
+    const kv_chain chain(two.node->cache(), prompt_of(1, 16));
+    const std::vector<std::byte> bytes(64, std::byte{7});
+    auto request = two.ask(chain, 1);
+    request.fetch();
+    const std::uint64_t id = two.asked_id();
+    const auto half_of = std::span(bytes).first(32);
+    frame_header half = block_frame(id, 0, half_of);
+    half.message = bytes.size();
+    two.send(half, half_of);
+    two.other.hear();
+    two.other.words.clear();
+    for (int i = 0; i < 1000 && two.other.words.empty(); ++i) {
+      two.node->step();
+      two.other.hear();
+    }
+    REQUIRE(!two.other.words.empty());
+    CHECK(two.other.words[0].first == detail::pool_frame::get_again);
+    CHECK_FALSE(request.has_arrived());
+    two.send(block_frame(id, 0, bytes), bytes);
+    CHECK(request.has_arrived());
+    const auto came = request.end();
+    CHECK(came.blocks == 1);
+    CHECK(came.why.code == errc::ok);
     CHECK(two.node->tiers().audit().empty());
   }
 

@@ -128,9 +128,9 @@ struct stranger {
 /// A node and a seat that a test speaks for. The directory of the chain used lies with the node or with the
 /// stranger, as the hash has it: the stranger answers what it is asked.
 struct node_and_stranger {
-  node_and_stranger()
+  explicit node_and_stranger(const kv_pool_options& options = {})
       : net(2, {.copied_bytes = 65536, .lane_bytes = 1 << 20}), other(net, 1), end(net, seat_id{0}) {
-    node = std::make_unique<node_type>(end, node_form{.groups = paged_group}, kv_pool_options{});
+    node = std::make_unique<node_type>(end, node_form{.groups = paged_group}, options);
     node->step();
     other.join();
     node->step();

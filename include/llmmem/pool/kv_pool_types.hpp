@@ -19,7 +19,7 @@ struct kv_pool_options {
   /// the engine computes them. Default: 1 s.
   std::uint64_t patience_ns = 1'000'000'000;
   /// Time after which an unanswered question is sent again, because a busy node drops answers; a requested
-  /// block that has not begun to arrive is requested again after four times as long. Each repetition doubles
+  /// block of which nothing has arrived for four times as long is requested again. Each repetition doubles
   /// the time, up to 64 times.
   std::uint64_t ask_again_ns = 250'000'000;
   std::uint32_t max_requests = 64;  ///< requests that have begun and not ended

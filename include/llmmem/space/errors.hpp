@@ -139,8 +139,8 @@ inline constexpr std::array space_errors{
                .name = "lease_lost",
                .raises = error_kind::io,
                .sentence =
-                   "the lease of the file ran out while this process was stopped, and another process "
-                   "may have the file now; open it again, with a longer lease_ns"},
+                   "the lease of the file ran out while this process was stopped, or is its parent's, and "
+                   "another process may have the file now; open it again, with a longer lease_ns"},
 };
 
 }  // namespace detail

@@ -244,10 +244,8 @@ class lease_folder {
   void remove_drafts() const noexcept {
     const open_folder folder(folder_);
     if (folder.get() == nullptr) return;
-    const std::string begin = stem_ + ".new-";
     while (const dirent* const each = ::readdir(folder.get())) {
-      if (std::string_view(each->d_name).starts_with(begin))
-        ::unlinkat(::dirfd(folder.get()), each->d_name, 0);
+      if (is_draft(each->d_name)) ::unlinkat(::dirfd(folder.get()), each->d_name, 0);
     }
   }
 
@@ -285,6 +283,13 @@ class lease_folder {
  private:
   [[nodiscard]] std::string file_of(std::uint64_t number) const {
     return folder_ + "/" + stem_ + "." + std::to_string(number);
+  }
+
+  /// A lease of a file whose name begins in the same way ends in a dot and its number.
+  [[nodiscard]] bool is_draft(std::string_view entry) const noexcept {
+    constexpr std::string_view mark = ".new-";
+    if (!entry.starts_with(stem_) || !entry.substr(stem_.size()).starts_with(mark)) return false;
+    return entry.find_first_not_of("0123456789abcdef", stem_.size() + mark.size()) == std::string_view::npos;
   }
 
   [[nodiscard]] std::optional<std::uint64_t> number_of(std::string_view entry) const {
@@ -442,8 +447,11 @@ class file_lock {
       return false;
     }
   }
-  /// Whether the lease has not run out, by this process's clock: without a look at the folder.
-  [[nodiscard]] bool is_current() const noexcept { return lease_ == nullptr || lease_->is_current(); }
+  /// Whether the lease has not run out, by this process's clock: without a look at the folder. A forked child
+  /// does not have its parent's.
+  [[nodiscard]] bool is_current() const noexcept {
+    return lease_ == nullptr || (lease_->process() == ::getpid() && lease_->is_current());
+  }
   [[nodiscard]] bool is_lease() const noexcept { return lease_ != nullptr; }
 
   /// Keeps a lease as long as the process lives, because a device may still write to the file.

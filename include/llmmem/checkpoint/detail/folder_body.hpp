@@ -32,7 +32,7 @@ LLMMEM_CHECKPOINT_BODY checkpoint_folder_base::checkpoint_folder_base(storage_re
 }
 
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::check_lock() const {
-  if (lock_->is_held()) return;
+  if (lock_ && lock_->is_held()) return;
   throw fenced(storage_.path(std::string(checkpoint_names::lock)) + std::string(lock_lost) +
                "; nothing was committed");
 }
@@ -40,7 +40,7 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::check_lock() const {
 /// A process that was stopped between the look at its lease and the rename may have committed when another
 /// one had the folder, which then may not know of it.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::check_lock_after(const checkpoint_draft& draft) {
-  if (lock_->is_held()) return;
+  if (lock_ && lock_->is_held()) return;
   uncertain_.push_back(draft.id.generation);  // space for it is reserved
   throw durability_uncertain(storage_.path(std::string(checkpoint_names::lock)) + std::string(lock_lost) +
                              "; " + folder_name(draft.id) + " may exist, whole, or not at all");
@@ -63,7 +63,9 @@ LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::discard_drafts() {
 /// Takes the lock again if its file was removed, except during a save: other ranks may have found the lock
 /// free, and concluded that the save failed.
 LLMMEM_CHECKPOINT_BODY void checkpoint_folder_base::hold_lock() {
-  if (lock_->is_held()) return;
+  if (lock_ && lock_->is_held()) return;
+  // A lease is of the name: this object's own, which its thread renews, would refuse the next one.
+  lock_.reset();
   std::optional<storage_ref::lock_type> again = storage_.try_lock(std::string(checkpoint_names::lock));
   if (!again) return check_lock();
   std::uint64_t highest = 0;

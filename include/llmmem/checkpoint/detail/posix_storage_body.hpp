@@ -234,7 +234,8 @@ void posix_storage<Engine>::sync_folder(const std::string& below) {
 template <io_engine Engine>
 auto posix_storage<Engine>::try_lock(const std::string& below) -> std::optional<lock_type> {
   const std::string whole = checked_path(storage_call::lock, below);
-  for (;;) {
+  constexpr int most_tries = 16;
+  for (int tries = 0; tries < most_tries; ++tries) {
     detail::try_open(storage_call::lock, whole, O_RDWR | O_CREAT, options_.file_permissions);
     const file_options how{.mode = open_mode::create,
                            .direct = direct_io::never,
@@ -256,6 +257,12 @@ auto posix_storage<Engine>::try_lock(const std::string& below) -> std::optional<
     lock_type held(std::move(file), std::move(*lock));
     if (held.is_held()) return held;
   }
+  throw storage_error(storage_call::lock, whole, 0,
+                      std::to_string(most_tries) +
+                          " times it was removed while it was locked, or its lease ran out before that was "
+                          "over; a lease of " +
+                          std::to_string(options_.lease_ns) +
+                          " ns may be too short for this file system: set a longer lease_ns");
 }
 
 template <io_engine Engine>

@@ -7,6 +7,7 @@
 #include <llmmem/kernels/detail/attention_share.hpp>
 #include <llmmem/kernels/detail/attention_tile.hpp>
 #include <llmmem/kernels/detail/float_steps.hpp>
+#include <llmmem/kernels/detail/subnormal_guard.hpp>
 #include <llmmem/kernels/detail/vector_tile.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
 #include <llmmem/kernels/vector_path.hpp>
@@ -34,6 +35,8 @@ class vector_attention_work {
   void run(std::uint64_t item) const noexcept {
     const attention_place at = shares_.at(item, shape_, tables_);
     if (at.queries == 0) return;
+    // The smallest elements of half and fp8 are subnormal floats on their way to be floats.
+    const subnormal_guard exact;
     vector_sums sums;  // NOLINT(*-member-init): begin() writes what is read
     begin(at, sums);
     vector_tokens tokens[2];  // NOLINT(*-member-init): gather() does

@@ -6,6 +6,7 @@
 #include <llmmem/kernels/elements.hpp>
 #include <llmmem/model/dtype.hpp>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -48,6 +49,9 @@ template <unsigned N>
 LLMMEM_LANES_INLINE void store_lanes(const float_lanes<N>& from, float* to) noexcept {
   std::memcpy(to, &from, sizeof(from));
 }
+
+static_assert(std::endian::native == std::endian::little,
+              "the first element of a word is in its lowest bits");
 
 /// Elements of a cache in a word of 32 bits.
 template <dtype Element>

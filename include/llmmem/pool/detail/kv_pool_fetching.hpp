@@ -148,7 +148,7 @@ void kv_pool<Tiers, Endpoint>::ask_again(std::uint32_t slot) noexcept {
   }
   for (std::size_t i = of.first_open; i < of.parts.size(); ++i) {
     part& each = of.parts[i];
-    if (each.state != part_state::asked || each.is_receiving || each.received != 0) continue;
+    if (each.state != part_state::asked || each.is_receiving) continue;
     if (now < each.ask_again || !may_post(each.holder)) {
       waits_until(each.ask_again);
       continue;

@@ -46,6 +46,8 @@ frame_buffer kv_pool<Tiers, Endpoint>::buffer_for(seat_id from, const frame_head
     return {};
   }
   const std::uint64_t whole = block_bytes(each->group);
+  // A node that was asked again begins again: the frames of its first answer did not all come.
+  if (frame.offset == 0) each->received = 0;
   if (frame.message != whole || frame.offset != each->received || frame.bytes == 0 ||
       frame.bytes > whole - frame.offset || frame.is_checked == 0) {
     ++counted_.refused_frames;
@@ -72,7 +74,8 @@ void kv_pool<Tiers, Endpoint>::on_frame(seat_id from, const frame_header& frame)
   }
   each->received += frame.bytes;
   if (each->received != block_bytes(each->group)) {
-    if (each->is_broken) fail(of, *each, errc::ok);
+    if (each->is_broken) return fail(of, *each, errc::ok);
+    each->ask_again = time_to_ask_again(of, wait_for_block(), each->asked_times);
     return;
   }
   --in_flight_;

@@ -244,7 +244,8 @@ class lease {
   /// Ends it; the next process may take it at once.
   void release() noexcept {
     if (record_.token.empty()) return;
-    if (system_->ends_with_name()) system_->remove(number_);
+    // Where leases of the name were removed before, another process may have this number by now.
+    if (system_->ends_with_name() && system_->is_named(number_)) system_->remove(number_);
     give_up();
     record_.token.clear();
   }
