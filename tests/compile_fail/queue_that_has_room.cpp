@@ -1,4 +1,4 @@
-// expect: rename its `has_room`
+// expect: rename the queue.s `has_room`
 // A queue that says it by the old name only would be taken for one that always has a place.
 #include <llmmem/transfer/settle.hpp>
 

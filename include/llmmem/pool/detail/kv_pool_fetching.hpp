@@ -158,7 +158,7 @@ void kv_pool<Tiers, Endpoint>::ask_again(std::uint32_t slot) noexcept {
     each.ask_again = time_to_ask_again(of, wait_for_block(), each.asked_times++);
     detail::pool_writer out;
     out.put(id_of(slot, of));
-    out.put(of.chain->keys()[each.chunk / pool::span_chunks * pool::span_chunks]);
+    out.put(of.chain->keys()[std::size_t{each.chunk / pool::span_chunks} * pool::span_chunks]);
     put_wanted(out, of, i);
     post(each.holder, detail::pool_frame::get_again, out);
   }
