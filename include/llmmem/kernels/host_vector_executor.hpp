@@ -10,17 +10,26 @@
 
 #include <concepts>
 #include <cstdint>
+#include <utility>
 
 namespace llmmem {
 inline namespace v0 {
+
+namespace detail {
+
+/// A part of a job, for the concept: not every compiler takes a lambda there.
+struct any_part {
+  void operator()(std::uint64_t /*part*/) const noexcept {}
+};
+
+}  // namespace detail
 
 /// Runs the parts of a job: `team(parts, run)` calls `run(part)` once for each part below `parts`, on any
 /// threads and in any order, and returns after the last of them. The calls do not throw. An engine's thread
 /// pool, OpenMP or `std::execution::par` fit in a few lines; the library starts no thread.
 template <class T>
-concept thread_team = std::copy_constructible<T> && requires(const T& team, std::uint64_t parts) {
-  team(parts, [](std::uint64_t) noexcept {});
-};
+concept thread_team = std::copy_constructible<T> &&
+                      requires(const T& team, std::uint64_t parts) { team(parts, detail::any_part()); };
 
 /// The calling thread alone.
 struct calling_thread {

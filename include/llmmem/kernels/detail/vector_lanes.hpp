@@ -131,11 +131,27 @@ template <unsigned N, unsigned Width, bool Upper>
   return static_cast<int>(is_second ? lane + N : lane);
 }
 
+/// Lane i becomes lane `From[i]` of `a`, then `b`.
+template <unsigned N, int... From>
+LLMMEM_LANES_INLINE void pick_lanes(const float_lanes<N>& a, const float_lanes<N>& b, float_lanes<N>& to,
+                                    std::integer_sequence<int, From...> /*lanes*/) noexcept {
+#if defined(__CUDACC__)  // nvcc does not expand the pack in the built-in function
+  constexpr int from[] = {From...};
+  for (int i = 0; i < int{N}; ++i)
+    to[i] = from[i] < int{N} ? a[from[i]] : b[from[i] - int{N}];
+#else
+  to = __builtin_shufflevector(a, b, From...);
+#endif
+}
+
 template <unsigned N, unsigned Width, int... Lane>
 LLMMEM_LANES_INLINE void join_sums(float_lanes<N>& a, const float_lanes<N>& b,
                                    std::integer_sequence<int, Lane...> /*lanes*/) noexcept {
-  a = __builtin_shufflevector(a, b, joined_lane<N, Width, false>(Lane)...) +
-      __builtin_shufflevector(a, b, joined_lane<N, Width, true>(Lane)...);
+  float_lanes<N> lower;
+  float_lanes<N> upper;
+  pick_lanes<N>(a, b, lower, std::integer_sequence<int, joined_lane<N, Width, false>(Lane)...>());
+  pick_lanes<N>(a, b, upper, std::integer_sequence<int, joined_lane<N, Width, true>(Lane)...>());
+  a = lower + upper;
 }
 
 /// Lane i of `of[0]` becomes the sum of the lanes of `of[i]`.
@@ -159,7 +175,8 @@ LLMMEM_LANES_INLINE void take_larger(float_lanes<N>& a, const float_lanes<N>& b)
 template <unsigned N, unsigned Step, int... Lane>
 LLMMEM_LANES_INLINE void take_larger_half(float_lanes<N>& x,
                                           std::integer_sequence<int, Lane...> /*lanes*/) noexcept {
-  const float_lanes<N> other = __builtin_shufflevector(x, x, (Lane ^ static_cast<int>(Step))...);
+  float_lanes<N> other;
+  pick_lanes<N>(x, x, other, std::integer_sequence<int, (Lane ^ static_cast<int>(Step))...>());
   take_larger<N>(x, other);
 }
 /// All lanes become the largest.
