@@ -386,3 +386,4 @@ batch_scheduler(Cache&, Client&, scheduler_options, Order) -> batch_scheduler<Ca
 }  // namespace llmmem
 
 #include <llmmem/paging/detail/batch_scheduler_body.hpp>
+#include <llmmem/paging/detail/batch_scheduler_growth.hpp>
