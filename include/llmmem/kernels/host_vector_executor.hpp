@@ -25,8 +25,9 @@ struct any_part {
 }  // namespace detail
 
 /// Runs the parts of a job: `team(parts, run)` calls `run(part)` once for each part below `parts`, on any
-/// threads and in any order, and returns after the last of them. The calls do not throw. An engine's thread
-/// pool, OpenMP or `std::execution::par` fit in a few lines; the library starts no thread.
+/// threads and in any order, and returns after the last of them. The calls do not throw; an exception of the
+/// team leaves `paged_attention`, which may have written some outputs. An engine's thread pool, OpenMP or
+/// `std::execution::par` fit in a few lines; the library starts no thread.
 template <class T>
 concept thread_team = std::copy_constructible<T> &&
                       requires(const T& team, std::uint64_t parts) { team(parts, detail::any_part()); };

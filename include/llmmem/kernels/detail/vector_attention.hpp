@@ -22,8 +22,8 @@ inline namespace v0 {
 namespace detail {
 
 /// Each key and value is read once for up to `vector_heads` query heads of its head. Tokens go through tiles:
-/// while one is converted, the next one is requested, line by line: requests in a burst take three times as
-/// long, because the processor can keep only a few dozen.
+/// while one is converted, the next one is requested, line by line: a burst would wait, because the processor
+/// keeps only a few dozen requests in flight.
 template <dtype Element, class Tables>
 class vector_attention_work {
  public:

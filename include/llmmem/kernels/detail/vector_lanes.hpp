@@ -2,6 +2,11 @@
 /// Vectors of floats of any width, as compilers offer them: elements of caches, sums, and powers of two.
 #pragma once
 
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error \
+    "llmmem: attention by the host's vectors needs infinities and NaNs; compile this file without -ffast-math"
+#endif
+
 #include <llmmem/config.hpp>
 #include <llmmem/kernels/elements.hpp>
 #include <llmmem/model/dtype.hpp>
