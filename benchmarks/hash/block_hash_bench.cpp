@@ -2,6 +2,7 @@
 //
 //   block_key/hash/n   blocks of n tokens, each the child of the one before; an item is a block
 
+#include <llmmem/hash/aes_pmac.hpp>
 #include <llmmem/hash/sha256.hpp>
 #include <llmmem/hash/siphash.hpp>
 #if __has_include(<xxhash.h>)
@@ -19,8 +20,7 @@ namespace {
 using namespace llmmem;
 
 template <block_hash Hash>
-void chaining(benchmark::State& state) {
-  const Hash hash{};
+void chaining(benchmark::State& state, const Hash& hash) {
   std::vector<token_id> tokens(static_cast<std::size_t>(state.range(0)));
   for (std::size_t i = 0; i < tokens.size(); ++i)
     tokens[i] = static_cast<token_id>(i * 7);
@@ -31,15 +31,26 @@ void chaining(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations());
 }
 
+template <block_hash Hash>
+void chaining_of(benchmark::State& state) {
+  chaining(state, Hash{});
+}
+
 void sizes(benchmark::internal::Benchmark* rows) {
   rows->Arg(16)->Arg(64)->Arg(512);
 }
 
-BENCHMARK(chaining<siphash13_128>)->Name("block_key/llmmem")->Apply(sizes);
-BENCHMARK(chaining<siphash_128>)->Name("block_key/siphash_2_4")->Apply(sizes);
-BENCHMARK(chaining<sha256_128>)->Name("block_key/sha256")->Apply(sizes);
+void aes_by_table(benchmark::State& state) {
+  chaining(state, aes_pmac_128({}, false));
+}
+
+BENCHMARK(chaining_of<aes_pmac_128>)->Name("block_key/llmmem")->Apply(sizes);
+BENCHMARK(aes_by_table)->Name("block_key/aes_pmac_by_table")->Apply(sizes);
+BENCHMARK(chaining_of<siphash13_128>)->Name("block_key/siphash_1_3")->Apply(sizes);
+BENCHMARK(chaining_of<siphash_128>)->Name("block_key/siphash_2_4")->Apply(sizes);
+BENCHMARK(chaining_of<sha256_128>)->Name("block_key/sha256")->Apply(sizes);
 #if __has_include(<xxhash.h>)
-BENCHMARK(chaining<xxh3_128>)->Name("block_key/xxh3")->Apply(sizes);
+BENCHMARK(chaining_of<xxh3_128>)->Name("block_key/xxh3")->Apply(sizes);
 #endif
 
 }  // namespace

@@ -12,14 +12,15 @@
 //   get_free_blocks/llmmem/n  vLLM's benchmark_block_pool.py: n blocks taken and given back
 //
 // An item is a block, or a sequence in append_batch. The shapes are those of vLLM's
-// benchmarks/benchmark_block_pool.py and of kvbm-logical's benches/block_manager.rs, so that whoever has
-// those can lay them side by side. `match_active/llmmem_xxh3` is the row with the hash for those whose
-// prompts nobody attacks.
+// benchmarks/benchmark_block_pool.py and of kvbm-logical's benches/block_manager.rs, so that their figures
+// can be compared with these. `match_active/llmmem_siphash` and `llmmem_xxh3` are the rows with other hashes:
+// for processors without AES instructions, and for prompts that nobody attacks.
 //
 //   eviction_latency/llmmem_*/cached   one eviction out of a cache of so many blocks, each timed; percentiles
 //                                      in nanoseconds, the clock's own cost (`clock`) in them
 
 #include <llmmem/eviction/any.hpp>
+#include <llmmem/hash/siphash.hpp>
 #include <llmmem/paged_allocator.hpp>
 #if __has_include(<xxhash.h>)
 #include <llmmem/hash/xxh3.hpp>
@@ -71,6 +72,10 @@ void prefixes(benchmark::internal::Benchmark* bench) {
 
 using cache_type = paged_allocator<>;
 
+struct siphash_traits : paged_traits {
+  using hash = siphash13_128;
+};
+using siphash_cache = paged_allocator<siphash_traits>;
 #if __has_include(<xxhash.h>)
 struct xxh3_traits : paged_traits {
   using hash = xxh3_128;
@@ -233,6 +238,10 @@ BENCHMARK(forking)->Name("fork_write/llmmem")->Apply(batches)->UseManualTime();
 BENCHMARK(stepping)->Name("append_batch/llmmem")->Apply(batches)->UseManualTime();
 BENCHMARK(matching<cache_type, true>)->Name("match_active/llmmem")->Apply(prefixes)->UseManualTime();
 BENCHMARK(matching<cache_type, false>)->Name("match_inactive/llmmem")->Apply(prefixes)->UseManualTime();
+BENCHMARK(matching<siphash_cache, true>)
+    ->Name("match_active/llmmem_siphash")
+    ->Apply(prefixes)
+    ->UseManualTime();
 #if __has_include(<xxhash.h>)
 BENCHMARK(matching<xxh3_cache, true>)->Name("match_active/llmmem_xxh3")->Apply(prefixes)->UseManualTime();
 #endif

@@ -123,6 +123,7 @@
 #include <llmmem/eviction/slru.hpp>
 #include <llmmem/eviction/wtinylfu.hpp>
 #include <llmmem/failure.hpp>
+#include <llmmem/hash/aes_pmac.hpp>
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/hash/crc32c.hpp>
 #include <llmmem/hash/errors.hpp>

@@ -1,3 +1,4 @@
+#include <llmmem/hash/aes_pmac.hpp>
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/hash/sha256.hpp>
 #include <llmmem/hash/siphash.hpp>
@@ -116,6 +117,9 @@ TEST_CASE("sha256 meets the standard's vectors") {
 TEST_CASE("siphash distinguishes contexts, parents, tokens, lengths and seeds") {
   distinguishes_what_it_must<siphash_128>();
   distinguishes_what_it_must<siphash13_128>();
+}
+TEST_CASE("pmac of AES distinguishes contexts, parents, tokens, lengths and seeds") {
+  distinguishes_what_it_must<aes_pmac_128>();
 }
 TEST_CASE("sha256 distinguishes contexts, parents, tokens, lengths and seeds") {
   distinguishes_what_it_must<sha256_128>();

@@ -84,7 +84,7 @@ class router {
 
   /// The tokens of `prompt` that the cache should find.
   [[nodiscard]] std::uint64_t predict(std::span<const token_id> prompt, std::uint32_t block_tokens) const {
-    const siphash13_128 hash{hash_seed{}};
+    const paged_traits::hash hash{hash_seed{}};
     block_key key = paging::root_key(hash, {}, epoch_);
     std::uint64_t found = 0;
     for (; found + block_tokens <= prompt.size(); found += block_tokens) {
@@ -160,7 +160,7 @@ TEST_CASE_TEMPLATE("the allocator chains keys that name single blocks", Verifica
   CHECK(found({1, 2, 1}) == 12);
   CHECK(found({1, 2, 2}) == 8);
   CHECK(found({2, 1}) == 0);
-  const siphash13_128 hash{hash_seed{}};
+  const paged_traits::hash hash{hash_seed{}};
   const block_key first = paging::chain_key(hash, hash.root({}), repeats[0]);
   CHECK(cache.index().find(first).has_value());  // a router computes the same
   // More keys than any sequence may have: those behind are not asked for.
@@ -199,7 +199,7 @@ TEST_CASE("epochs only grow, and a cache may begin with a later one") {
         "kv: epoch 7 asked for, but the current epoch is 7; name a later one");
   CHECK(cache.reset(12).value() == 0);
   const sequence_id id = written(cache, counting(0, 4));
-  CHECK(cache.index().key(cache.blocks(id)[0]) != siphash13_128{hash_seed{}}.chain({}, counting(0, 4)));
+  CHECK(cache.index().key(cache.blocks(id)[0]) != paged_traits::hash{hash_seed{}}.chain({}, counting(0, 4)));
   CHECK(cache.epoch(id) == 12);
 }
 

@@ -12,8 +12,8 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// SHA-256 of (seed, parent, tokens), truncated to 128 bits. Portable code at about ten times the cost of
-/// SipHash.
+/// SHA-256 of (seed, parent, tokens), truncated to 128 bits. Portable code at about twenty times the cost
+/// of SipHash.
 ///
 /// @par Thread safety   const throughout.
 class sha256_128 {

@@ -1,5 +1,5 @@
 /// @file
-/// SipHash with a 128-bit result: the default hash of the prefix chain.
+/// SipHash with a 128-bit result: a keyed hash of the prefix chain for any processor.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -123,7 +123,7 @@ class basic_siphash {
   state_type chain_start_;  // after the seed and the first word of a block
 };
 
-/// The default: fewer rounds, as in the hash tables of Rust and Python. If tokens verify hits, two prompts
+/// Fewer rounds, as in the hash tables of Rust and Python. If tokens verify hits, two prompts
 /// constructed with one key cost only a hit.
 using siphash13_128 = basic_siphash<1, 3>;
 

@@ -4,8 +4,8 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/eviction/lru.hpp>
+#include <llmmem/hash/aes_pmac.hpp>
 #include <llmmem/hash/block_key.hpp>
-#include <llmmem/hash/siphash.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/paging/group_observer.hpp>
 #include <llmmem/paging/ids.hpp>
@@ -27,7 +27,7 @@ inline namespace v0 {
 /// The policies of a `hybrid_allocator`. Inherit from it and shadow the policies to change.
 struct hybrid_traits {
   using eviction = lru_eviction;               ///< `eviction_policy`, one instance per group
-  using hash = siphash13_128;                  ///< `block_hash`: keys of the prefix chain
+  using hash = aes_pmac_128;                   ///< `block_hash`: keys of the prefix chain
   using verification = verify_tokens;          ///< `block_verification`: how a hit is verified
   using observer = ignore_group_cache_events;  ///< `group_cache_observer`: notified of what is cached and
                                                ///< evicted

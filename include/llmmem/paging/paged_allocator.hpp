@@ -7,8 +7,8 @@
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/eviction/admission.hpp>
 #include <llmmem/eviction/lru.hpp>
+#include <llmmem/hash/aes_pmac.hpp>
 #include <llmmem/hash/block_key.hpp>
-#include <llmmem/hash/siphash.hpp>
 #include <llmmem/paging/block_pool.hpp>
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
@@ -46,7 +46,7 @@ struct paged_traits {
   using history = paging::no_history;  ///< `block_history`: what audits report of a block's past
   using free_list = lifo_free_list;    ///< `free_list`: which free block is allocated next
   using partial = full_blocks_only;    ///< `partial_reuse_policy`: how a match uses the beginning of a block
-  using hash = siphash13_128;          ///< `block_hash`: keys of the prefix chain
+  using hash = aes_pmac_128;           ///< `block_hash`: keys of the prefix chain
   using keys = paging::prefix_keys;    ///< `outside_key_policy`: what a caller's key identifies
   using verification = verify_tokens;  ///< `block_verification`: how a hit is verified
   using fence = host_fence;            ///< `fence`, trivially copyable: what `release_after` waits for

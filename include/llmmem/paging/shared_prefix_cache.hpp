@@ -5,8 +5,8 @@
 #include <llmmem/config.hpp>
 #include <llmmem/detail/atomic_array.hpp>
 #include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/hash/aes_pmac.hpp>
 #include <llmmem/hash/block_key.hpp>
-#include <llmmem/hash/siphash.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/paging/block_pool.hpp>
 #include <llmmem/paging/detail/shared_index.hpp>
@@ -45,7 +45,7 @@ static_assert(writer_mutex<null_mutex>);
 
 /// The policies of a `shared_prefix_cache`. Inherit from it and shadow the policies to change.
 struct shared_traits {
-  using hash = siphash13_128;           ///< `block_hash`: keys of the prefix chain
+  using hash = aes_pmac_128;            ///< `block_hash`: keys of the prefix chain
   using verification = verify_tokens;   ///< `block_verification`: how a hit is verified
   using mutex = null_mutex;             ///< `writer_mutex`: excludes concurrent calls of `commit`
   using steps = paging::uninterrupted;  ///< `interleaving`, for tests

@@ -1,0 +1,216 @@
+/// @file
+/// AES-128, one block at a time or four: by the processor's instructions if it has them, otherwise by table.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// Sixteen bytes; the first is the lowest of `low`.
+struct aes_block {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+
+  friend constexpr aes_block operator^(const aes_block& a, const aes_block& b) noexcept {
+    return {a.low ^ b.low, a.high ^ b.high};
+  }
+  friend constexpr bool operator==(const aes_block&, const aes_block&) noexcept = default;
+};
+
+/// The key of each round (FIPS 197, section 5.2).
+struct aes_key {
+  static constexpr std::size_t rounds = 10;
+  alignas(16) std::array<aes_block, rounds + 1> of_round{};
+};
+
+/// Twice `x` in the field of AES, modulo x^8 + x^4 + x^3 + x + 1.
+[[nodiscard]] constexpr std::uint8_t aes_double(std::uint8_t x) noexcept {
+  return static_cast<std::uint8_t>((x << 1) ^ ((x & 0x80) != 0 ? 0x1B : 0));
+}
+
+/// FIPS 197, section 5.1.1. 3 generates all elements but 0, and 0xF6 is its inverse: the two walk the field
+/// in opposite directions.
+inline constexpr std::array<std::uint8_t, 256> aes_substitution = [] {
+  std::array<std::uint8_t, 256> table{};
+  std::uint8_t element = 1;
+  std::uint8_t inverse = 1;
+  for (int i = 0; i < 255; ++i) {
+    std::uint8_t mixed = 0x63;
+    for (int turn = 0; turn < 5; ++turn)
+      mixed ^= std::rotl(inverse, turn);
+    table[element] = mixed;
+    element = static_cast<std::uint8_t>(element ^ aes_double(element));
+    for (const int shift : {1, 2, 4})  // divides by 3
+      inverse = static_cast<std::uint8_t>(inverse ^ (inverse << shift));
+    if ((inverse & 0x80) != 0) inverse ^= 0x09;
+  }
+  table[0] = 0x63;
+  return table;
+}();
+
+/// A column of MixColumns for a byte of the first row after its substitution. Those of the other rows are
+/// this one, rotated.
+inline constexpr std::array<std::uint32_t, 256> aes_columns = [] {
+  std::array<std::uint32_t, 256> table{};
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    const std::uint8_t once = aes_substitution[i];
+    const std::uint8_t twice = aes_double(once);
+    const auto thrice = static_cast<std::uint8_t>(once ^ twice);
+    table[i] = std::uint32_t{twice} | (std::uint32_t{once} << 8) | (std::uint32_t{once} << 16) |
+               (std::uint32_t{thrice} << 24);
+  }
+  return table;
+}();
+
+using aes_words = std::array<std::uint32_t, 4>;  // the columns of a block
+
+[[nodiscard]] constexpr aes_words aes_words_of(const aes_block& block) noexcept {
+  return {static_cast<std::uint32_t>(block.low), static_cast<std::uint32_t>(block.low >> 32),
+          static_cast<std::uint32_t>(block.high), static_cast<std::uint32_t>(block.high >> 32)};
+}
+[[nodiscard]] constexpr aes_block aes_block_of(const aes_words& words) noexcept {
+  return {words[0] | (std::uint64_t{words[1]} << 32), words[2] | (std::uint64_t{words[3]} << 32)};
+}
+[[nodiscard]] constexpr std::uint8_t aes_byte(std::uint32_t word, unsigned row) noexcept {
+  return static_cast<std::uint8_t>(word >> (8 * row));
+}
+
+[[nodiscard]] constexpr aes_key aes_expand(const aes_block& secret) noexcept {
+  aes_key key;
+  aes_words words = aes_words_of(secret);
+  key.of_round[0] = secret;
+  std::uint8_t constant = 1;
+  for (std::size_t round = 1; round <= aes_key::rounds; ++round) {
+    const std::uint32_t turned = std::rotr(words[3], 8);
+    std::uint32_t next = constant;
+    for (unsigned row = 0; row < 4; ++row)
+      next ^= std::uint32_t{aes_substitution[aes_byte(turned, row)]} << (8 * row);
+    for (std::uint32_t& word : words)
+      next = word ^= next;
+    constant = aes_double(constant);
+    key.of_round[round] = aes_block_of(words);
+  }
+  return key;
+}
+
+/// Column `column` after a round by table; `now` is the state before it.
+[[nodiscard]] constexpr std::uint32_t aes_column(const aes_words& now, std::size_t column) noexcept {
+  return aes_columns[aes_byte(now[column], 0)] ^
+         std::rotl(aes_columns[aes_byte(now[(column + 1) % 4], 1)], 8) ^
+         std::rotl(aes_columns[aes_byte(now[(column + 2) % 4], 2)], 16) ^
+         std::rotl(aes_columns[aes_byte(now[(column + 3) % 4], 3)], 24);
+}
+[[nodiscard]] constexpr std::uint32_t aes_last_column(const aes_words& now, std::size_t column) noexcept {
+  std::uint32_t out = 0;
+  for (unsigned row = 0; row < 4; ++row)
+    out |= std::uint32_t{aes_substitution[aes_byte(now[(column + row) % 4], row)]} << (8 * row);
+  return out;
+}
+
+/// Encrypts a block by table. Which lines of the tables it reads depends on the key, so a process that shares
+/// the caches can learn about the key from its times.
+[[nodiscard]] constexpr aes_block aes_encrypt_by_table(const aes_key& key, const aes_block& block) noexcept {
+  aes_words now = aes_words_of(block ^ key.of_round[0]);
+  for (std::size_t round = 1; round < aes_key::rounds; ++round) {
+    const aes_words sums{aes_column(now, 0), aes_column(now, 1), aes_column(now, 2), aes_column(now, 3)};
+    now = aes_words_of(aes_block_of(sums) ^ key.of_round[round]);
+  }
+  const aes_words last{aes_last_column(now, 0), aes_last_column(now, 1), aes_last_column(now, 2),
+                       aes_last_column(now, 3)};
+  return aes_block_of(last) ^ key.of_round[aes_key::rounds];
+}
+
+[[nodiscard]] inline bool has_aes_instructions() noexcept {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("aes") != 0;
+#elif defined(__aarch64__) && defined(__linux__)
+  return (getauxval(AT_HWCAP) & (1UL << 3)) != 0;  // HWCAP_AES
+#else
+  return false;
+#endif
+}
+
+#if defined(__x86_64__) || (defined(__aarch64__) && defined(__linux__))
+#define LLMMEM_AES_INSTRUCTIONS 1
+
+// NOLINTNEXTLINE(modernize-use-using): `using` would lose the vector's size
+typedef std::uint64_t aes_register __attribute__((vector_size(16)));
+
+[[nodiscard]] inline aes_register aes_load(const aes_block& block) noexcept {
+  return aes_register{block.low, block.high};
+}
+[[nodiscard]] inline aes_block aes_store(aes_register block) noexcept {
+  return {block[0], block[1]};
+}
+
+/// One round, without the sum with a key that precedes the first round. In assembly, because the intrinsics
+/// need a compiler option in every translation unit, or a target attribute, which nvcc does not support.
+inline void aes_round(aes_register& state, const aes_register& key) noexcept {
+#if defined(__x86_64__) && defined(__AVX__)
+  asm("vaesenc %1, %0, %0" : "+x"(state) : "x"(key));
+#elif defined(__x86_64__)
+  asm("aesenc %1, %0" : "+x"(state) : "x"(key));
+#else
+  aes_register none{};  // the instruction adds a key before the round, and not after it
+  asm(".arch_extension aes\n\taese %0.16b, %1.16b\n\taesmc %0.16b, %0.16b" : "+w"(state) : "w"(none));
+  state ^= key;
+#endif
+}
+inline void aes_last_round(aes_register& state, const aes_register& key) noexcept {
+#if defined(__x86_64__) && defined(__AVX__)
+  asm("vaesenclast %1, %0, %0" : "+x"(state) : "x"(key));
+#elif defined(__x86_64__)
+  asm("aesenclast %1, %0" : "+x"(state) : "x"(key));
+#else
+  aes_register none{};
+  asm(".arch_extension aes\n\taese %0.16b, %1.16b" : "+w"(state) : "w"(none));
+  state ^= key;
+#endif
+}
+
+/// Encrypts one block. @pre has_aes_instructions().
+inline void aes_encrypt(const aes_key& key, aes_register& block) noexcept {
+  block ^= aes_load(key.of_round[0]);
+  for (std::size_t round = 1; round < aes_key::rounds; ++round)
+    aes_round(block, aes_load(key.of_round[round]));
+  aes_last_round(block, aes_load(key.of_round[aes_key::rounds]));
+}
+
+/// Encrypts four blocks, and takes little longer than for one: a round takes three or four cycles, and one or
+/// two can begin in each cycle. @pre has_aes_instructions().
+inline void aes_encrypt(const aes_key& key, aes_register& a, aes_register& b, aes_register& c,
+                        aes_register& d) noexcept {
+  const aes_register first = aes_load(key.of_round[0]);
+  a ^= first;
+  b ^= first;
+  c ^= first;
+  d ^= first;
+  for (std::size_t round = 1; round < aes_key::rounds; ++round) {
+    const aes_register of_round = aes_load(key.of_round[round]);
+    aes_round(a, of_round);
+    aes_round(b, of_round);
+    aes_round(c, of_round);
+    aes_round(d, of_round);
+  }
+  const aes_register last = aes_load(key.of_round[aes_key::rounds]);
+  aes_last_round(a, last);
+  aes_last_round(b, last);
+  aes_last_round(c, last);
+  aes_last_round(d, last);
+}
+#endif
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem
