@@ -46,8 +46,9 @@ class arc_eviction {
         ghosts_(to_number(capacity), source, "arc_eviction") {}
 
   void insert(slot_id slot, const access_hint& hint = {}) noexcept {
-    contents_[to_index(slot)] = hint.content;
-    const auto ghost = ghosts_.take(hint.content);
+    const auto content = ghost_table::name_of(hint.content);
+    contents_[to_index(slot)] = content;
+    const auto ghost = ghosts_.take(content);
     if (ghost) adapt(*ghost);
     join(slot, ghost ? again : once);
     trim();
@@ -76,9 +77,9 @@ class arc_eviction {
   void evict(slot_id slot) noexcept {
     const std::uint8_t list = lists_[to_index(slot)];
     if (list == unknown) return;
-    const std::uint64_t content = contents_[to_index(slot)];
+    const auto content = contents_[to_index(slot)];
     erase(slot);
-    ghosts_.remove(content);
+    ghosts_.take(content);  // of other contents with the same name
     // The paper's order: ghosts in B2 make space before those in B1.
     if (ghosts_.size(once) + ghosts_.size(again) == to_number(capacity()))
       ghosts_.pop(ghosts_.size(again) != 0 ? again : once);
@@ -87,7 +88,7 @@ class arc_eviction {
   }
 
   [[nodiscard]] std::optional<slot_id> victim() const noexcept {
-    const std::size_t list = known_[once] > target_ ? once : again;
+    const auto list = static_cast<std::size_t>(known_[once] <= target_);  // no branch: it is hard to predict
     const auto first = candidates_.front(list);
     return first ? first : candidates_.front(1 - list);
   }
@@ -98,6 +99,8 @@ class arc_eviction {
   }
 
  private:
+  using ghost_table = detail::ghost_table<2>;
+
   static constexpr std::uint8_t once = 0;   // T1 and, for ghosts, B1
   static constexpr std::uint8_t again = 1;  // T2, B2
   static constexpr std::uint8_t unknown = 2;
@@ -126,12 +129,12 @@ class arc_eviction {
     if (known_[once] + ghosts_.size(once) > to_number(capacity())) ghosts_.pop(once);
   }
 
-  detail::slot_lists<2> candidates_;             // T1 and T2 without pinned entries, oldest at the front
-  detail::fixed_array<std::uint64_t> contents_;  // of every known slot
-  detail::fixed_array<std::uint8_t> lists_;      // of every slot
-  detail::ghost_table<2> ghosts_;                // B1 and B2
-  std::array<std::uint64_t, 2> known_{};         // |T1| and |T2|, including pinned entries
-  std::uint64_t target_ = 0;                     // of |T1|: the paper's p
+  detail::slot_lists<2> candidates_;                 // T1 and T2 without pinned entries, oldest at the front
+  detail::fixed_array<ghost_table::name> contents_;  // of every known slot
+  detail::fixed_array<std::uint8_t> lists_;          // of every slot
+  ghost_table ghosts_;                               // B1 and B2
+  std::array<std::uint64_t, 2> known_{};             // |T1| and |T2|, including pinned entries
+  std::uint64_t target_ = 0;                         // of |T1|: the paper's p
 };
 
 static_assert(eviction_policy<arc_eviction> && remembers_evictions<arc_eviction>);

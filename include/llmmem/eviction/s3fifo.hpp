@@ -50,8 +50,9 @@ class s3fifo_eviction {
         ghosts_(to_number(capacity) - to_number(capacity) / 10 + 1, source, "s3fifo_eviction") {}
 
   void insert(slot_id slot, const access_hint& hint = {}) noexcept {
-    const bool returns = ghosts_.take(hint.content).has_value();
-    contents_[to_index(slot)] = hint.content;
+    const auto content = ghost_table::name_of(hint.content);
+    const bool returns = ghosts_.take(content).has_value();
+    contents_[to_index(slot)] = content;
     entries_[to_index(slot)] = {.where = returns ? place::in_main : place::in_small, .uses = 0};
     if (!returns) ++small_size_;
   }
@@ -87,7 +88,10 @@ class s3fifo_eviction {
     if (victim() == slot) make_way_to(slot);
     const bool was_small = entries_[to_index(slot)].where == place::in_small;
     erase(slot);
-    if (was_small) ghosts_.push(0, contents_[to_index(slot)]);
+    if (!was_small) return;
+    const auto content = contents_[to_index(slot)];
+    ghosts_.take(content);  // of other contents with the same name
+    ghosts_.push(0, content);
   }
 
   [[nodiscard]] std::optional<slot_id> victim() const noexcept {
@@ -109,6 +113,8 @@ class s3fifo_eviction {
   }
 
  private:
+  using ghost_table = detail::ghost_table<1>;
+
   enum class place : std::uint8_t { unknown, in_small, in_main };
   static constexpr std::uint8_t most_uses = 3;
   static constexpr std::uint8_t enough_uses = 2;  // to move from the small queue
@@ -194,12 +200,12 @@ class s3fifo_eviction {
   }
 
   detail::place_sets<main + main_queues> candidates_;
-  detail::fixed_array<std::uint64_t> contents_;  // of every known slot
+  detail::fixed_array<ghost_table::name> contents_;  // of every known slot
   detail::fixed_array<entry> entries_;
   std::uint64_t small_share_;
-  std::uint64_t small_size_ = 0;   // including pinned entries
-  std::size_t turns_ = 0;          // whole rounds of the main queue
-  detail::ghost_table<1> ghosts_;  // oldest first
+  std::uint64_t small_size_ = 0;  // including pinned entries
+  std::size_t turns_ = 0;         // whole rounds of the main queue
+  ghost_table ghosts_;            // oldest first
 };
 
 static_assert(eviction_policy<s3fifo_eviction> && remembers_evictions<s3fifo_eviction>);

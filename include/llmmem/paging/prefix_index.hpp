@@ -4,8 +4,8 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/detail/tag_chunk.hpp>
 #include <llmmem/hash/block_key.hpp>
-#include <llmmem/paging/detail/tag_chunk.hpp>
 #include <llmmem/paging/ids.hpp>
 
 #include <cstddef>
@@ -35,7 +35,7 @@ class prefix_index {
  public:
   /// @param blocks  ids 1 to `blocks` may be inserted; 1 to `max_blocks`.
   explicit prefix_index(std::uint64_t blocks, const metadata_source& source = {})
-      : chunks_(chunk_count(blocks), detail::tag_chunk{}, source, "prefix_index: table"),
+      : chunks_(chunk_count(blocks), chunk_type{}, source, "prefix_index: table"),
         entries_(blocks + 1, entry{}, source, "prefix_index: entries") {}
 
   /// Returns the block that `key` names, if any.
@@ -44,9 +44,9 @@ class prefix_index {
     std::uint64_t i = home(key);
     // Blocks may have overflowed from every line of a small table: then the search ends where it began.
     for (std::uint64_t lines = chunks_.size(); lines > 0; --lines, i = next(i)) {
-      const detail::tag_chunk& chunk = chunks_[i];
+      const chunk_type& chunk = chunks_[i];
       for (auto places = chunk.places_of(tag); places.any(); places.pop()) {
-        const block_id block = chunk.block(places.first());
+        const block_id block = chunk.number(places.first());
         if (entries_[to_index(block)].key == key) return block;
       }
       if (chunk.passed_by() == 0) break;
@@ -141,6 +141,8 @@ class prefix_index {
   }
 
  private:
+  using chunk_type = detail::tag_chunk<block_id>;
+
   struct entry {
     block_key key{};
     std::uint32_t tokens = 0;  // 0: not in the index
@@ -151,7 +153,7 @@ class prefix_index {
       throw length_error("prefix_index: " + std::to_string(blocks) + " blocks; use 1 to " +
                          std::to_string(max_blocks));
     }
-    return blocks / (detail::tag_chunk::places / 2) + 1;
+    return blocks / (chunk_type::places / 2) + 1;
   }
 
   /// Returns a byte of the key, never 0: 0 marks an empty place.
@@ -168,7 +170,7 @@ class prefix_index {
     return i + 1 == chunks_.size() ? 0 : i + 1;
   }
 
-  detail::fixed_array<detail::tag_chunk> chunks_;
+  detail::fixed_array<chunk_type> chunks_;
   detail::fixed_array<entry> entries_;  // by block
   std::uint64_t size_ = 0;
 };

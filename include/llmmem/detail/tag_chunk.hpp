@@ -1,9 +1,8 @@
 /// @file
-/// One cache line of the prefix index: twelve blocks, a byte of each block's key, and the overflow count.
+/// One cache line of a hash table: twelve numbers, a byte of each number's key, and the overflow count.
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/paging/ids.hpp>
 
 #include <array>
 #include <bit>
@@ -68,8 +67,13 @@ class tag_matches {
   std::uint32_t places_;
 };
 
-/// An unordered set of tagged blocks: a place is free, or holds a tag and its block.
+/// An unordered set of tagged numbers: a place is free, or holds a tag and its number.
+///
+/// @tparam Number  of 32 bits: the number of a block, of a slot.
+template <class Number>
 class alignas(64) tag_chunk {
+  static_assert(sizeof(Number) == 4, "twelve numbers and their tags are one cache line");
+
  public:
   static constexpr std::size_t places = 12;
 
@@ -77,11 +81,11 @@ class alignas(64) tag_chunk {
     return tag_matches(equal_bytes(tags_, tag) & tag_places);
   }
 
-  [[nodiscard]] block_id block(std::size_t place) const noexcept { return blocks_[place]; }
+  [[nodiscard]] Number number(std::size_t place) const noexcept { return numbers_[place]; }
   [[nodiscard]] bool is_full() const noexcept { return !places_of(empty).any(); }
   [[nodiscard]] std::size_t size() const noexcept { return places - places_of(empty).count(); }
 
-  /// Blocks that are in a later line, and whose first choice was this line or an earlier one.
+  /// Numbers that are in a later line, and whose first choice was this line or an earlier one.
   [[nodiscard]] std::uint32_t passed_by() const noexcept {
     std::uint32_t count = 0;
     std::memcpy(&count, tags_.data() + places, sizeof(count));
@@ -91,25 +95,25 @@ class alignas(64) tag_chunk {
   void undo_pass_by() noexcept { set_passed_by(passed_by() - 1); }
 
   /// @pre not full; `tag` is not 0.
-  void add(std::uint8_t tag, block_id block) noexcept {
+  void add(std::uint8_t tag, Number number) noexcept {
     const std::size_t place = places_of(empty).first();
     tags_[place] = tag;
-    blocks_[place] = block;
+    numbers_[place] = number;
   }
 
-  /// Empties the place of `block`, if it is here.
-  bool remove(std::uint8_t tag, block_id block) noexcept {
+  /// Empties the place of `number`, if it is here.
+  bool remove(std::uint8_t tag, Number number) noexcept {
     for (auto found = places_of(tag); found.any(); found.pop()) {
-      if (blocks_[found.first()] != block) continue;
+      if (numbers_[found.first()] != number) continue;
       tags_[found.first()] = empty;
       return true;
     }
     return false;
   }
 
-  [[nodiscard]] bool holds(block_id block) const noexcept {
+  [[nodiscard]] bool holds(Number number) const noexcept {
     for (std::size_t i = 0; i < places; ++i) {
-      if (tags_[i] != empty && blocks_[i] == block) return true;
+      if (tags_[i] != empty && numbers_[i] == number) return true;
     }
     return false;
   }
@@ -123,10 +127,10 @@ class alignas(64) tag_chunk {
   }
 
   tag_bytes tags_{};  // twelve tags, then the overflow count
-  std::array<block_id, places> blocks_{};
+  std::array<Number, places> numbers_{};
 };
 
-static_assert(sizeof(tag_chunk) == 64);
+static_assert(sizeof(tag_chunk<std::uint32_t>) == 64);
 
 }  // namespace detail
 }  // namespace v0

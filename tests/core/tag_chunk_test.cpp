@@ -1,4 +1,4 @@
-#include <llmmem/paging/detail/tag_chunk.hpp>
+#include <llmmem/detail/tag_chunk.hpp>
 
 #include <doctest/doctest.h>
 
