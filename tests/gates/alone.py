@@ -1,9 +1,11 @@
-"""alone.py INCLUDE HEADER...: the headers of HEADER... that `headers_alone` compiles, so that each one is shown to compile
-with nothing before it. Prints them, a line each. INCLUDE is the folder that the names are relative to.
+"""alone.py INCLUDE HEADER...: the units of `headers_alone`, so that each header of HEADER... is shown to compile with
+nothing before it. Prints them, a line each: the headers that a unit includes, in order. INCLUDE is the folder that the
+names are relative to.
 
 A header that another one includes needs no unit of its own if, at its first inclusion there, everything before it is
-something that it includes itself: then its own text sees exactly what it sees alone. Headers are included in the order of
-their names here, those of this library first, so that this holds for about half of them.
+something that it includes itself before its own text: then its text sees exactly what it sees alone. Headers are included
+in the order of their names here, those of this library first, so that this holds for about half of them. Others share a
+unit: a header before one that includes it is alone there, and the later one sees nothing that it does not include.
 """
 
 import functools
@@ -45,8 +47,18 @@ def closure(name):
     return frozenset(found)
 
 
-def shown_by(top):
-    """The headers that a unit with nothing but `top` shows to compile alone."""
+@functools.cache
+def before_text(name):
+    """What is before a header's own text if it is alone."""
+    found = {name}
+    for other, is_behind_text in included(name) or ():
+        if not is_behind_text:
+            found |= closure(other)
+    return frozenset(found)
+
+
+def shown_by(unit):
+    """The headers that a unit with nothing but those of `unit`, in order, shows to compile alone."""
     before, begun, shown = set(), set(), set()
 
     def enter(name):
@@ -54,7 +66,7 @@ def shown_by(top):
             return
         begun.add(name)
         if included(name) is not None:
-            if before <= closure(name):
+            if before <= before_text(name):
                 shown.add(name)
             for other, is_behind_text in included(name):
                 if is_behind_text:
@@ -62,7 +74,8 @@ def shown_by(top):
                 enter(other)
         before.add(name)
 
-    enter(top)
+    for name in unit:
+        enter(name)
     return shown
 
 
@@ -72,16 +85,30 @@ def cost(name):
 
 
 sys.setrecursionlimit(10_000)
-shown = {name: shown_by(name) for name in names}
 costs = {name: cost(name) for name in names}
-left, chosen = set(names), []
-while left:
-    best = max(names, key=lambda name: (sum(costs[each] for each in shown[name] & left) / costs[name], name))
-    chosen.append(best)
-    left -= shown[best]
-# What those chosen later show, too, needs no unit any more.
-for name in sorted(chosen, key=lambda name: -costs[name]):
-    others = set().union(*(shown[each] for each in chosen if each != name))
-    if set(names) <= others:
-        chosen.remove(name)
-print("\n".join(sorted(chosen)))
+units, shown = [], []
+# The most expensive first: each one begins a unit, or goes to the front of the one where it shows most.
+for name in sorted(names, key=lambda name: (-costs[name], name)):
+    if any(name in each for each in shown):
+        continue
+    best = None
+    for i, unit in enumerate(units):
+        if name not in closure(unit[-1]):
+            continue
+        now = shown_by([name, *unit])
+        lost = shown[i] - now
+        if name not in now or not all(any(each in shown[j] for j in range(len(units)) if j != i) for each in lost):
+            continue
+        gain = len(now) - len(shown[i])
+        if best is None or gain > best[0]:
+            best = gain, i, now
+    if best is None:
+        units.append([name])
+        shown.append(shown_by([name]))
+    else:
+        _, i, shown[i] = best
+        units[i].insert(0, name)
+left_out = set(names) - set().union(*shown)
+if left_out:
+    sys.exit(f"alone.py: no unit shows {sorted(left_out)}")
+print("\n".join(" ".join(unit) for unit in sorted(units, key=lambda unit: unit[-1])))

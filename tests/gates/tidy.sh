@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tidy.sh CLANG_TIDY WORK: clang-tidy over every public .hpp, in one translation unit, so that what they share is read
-# once. Run from the root of the checkout.
+# tidy.sh CLANG_TIDY WORK [CHECKS]: clang-tidy over every public .hpp, in one translation unit, so that what they share is read
+# once. CHECKS: these in addition to those of .clang-tidy. Run from the root of the checkout.
 set -euo pipefail
 
 mkdir -p "$2"
@@ -14,4 +14,4 @@ mapfile -t optional < <(sed -nE 's|^//+ +<([^>]+)> needs llmmem::.*|\1|p' includ
 done >"$unit"
 echo "$(wc -l <"$unit") headers"
 # Standard output holds the findings; standard error counts what is hidden in other people's headers.
-"$1" --config-file=.clang-tidy --quiet "$unit" -- -std=c++20 -Iinclude 2>"$2/errors" || { cat "$2/errors"; exit 1; }
+"$1" --config-file=.clang-tidy ${3:+"--checks=$3"} --quiet "$unit" -- -std=c++20 -Iinclude 2>"$2/errors" || { cat "$2/errors"; exit 1; }
