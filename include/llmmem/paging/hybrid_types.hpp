@@ -67,6 +67,7 @@ struct group_copy {
 struct hybrid_growth {
   sequence_id sequence{};
   std::span<const token_id> tokens{};
+  std::uint64_t unknown_tokens = 0;  ///< tokens without given values, as in `extend`, after `tokens`
 };
 
 /// The result of `append`.

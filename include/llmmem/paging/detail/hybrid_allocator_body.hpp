@@ -140,9 +140,12 @@ hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&&
 // Creation and release of sequences
 
 template <class Traits>
-result<sequence_id> hybrid_allocator<Traits>::create(const prefix_context& context) noexcept {
-  const std::uint32_t slot =
-      records_.acquire(record{.at = chain_.root(context, epoch_), .context = context, .epoch = epoch_});
+result<sequence_id> hybrid_allocator<Traits>::create(const prefix_context& context,
+                                                     const request_hints& hints) noexcept {
+  if (hints.keep.priority > retention::max_priority)
+    return refusal(errc::bad_priority, 0, hints.keep.priority, retention::max_priority);
+  const std::uint32_t slot = records_.acquire(
+      record{.at = chain_.root(context, epoch_), .context = context, .hints = hints, .epoch = epoch_});
   if (slot == detail::no_index) return refusal(errc::out_of_sequences, 0, 1, records_.live());
   return records_.handle(slot);
 }
@@ -170,6 +173,7 @@ result<sequence_id> hybrid_allocator<Traits>::fork(sequence_id parent) noexcept 
   }
   std::memcpy(tokens_.data() + slot * max_sequence_tokens_,
               tokens_.data() + parent.slot * max_sequence_tokens_, original.tokens * sizeof(token_id));
+  records_[slot].hold = ~std::uint64_t{0};
   chain_.share(original.at.node);
   counters_.tokens += original.tokens;
   return records_.handle(slot);

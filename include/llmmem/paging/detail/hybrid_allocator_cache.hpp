@@ -180,8 +180,8 @@ result<std::uint64_t> hybrid_allocator<Traits>::commit(sequence_id sequence, std
   if (writer.epoch == epoch_) {
     const std::uint64_t before = counters_.registrations;
     commit_again(sequence.slot);
-    const std::uint64_t sound = writer.sound < writer.limit ? writer.sound : writer.limit;
-    commit_chunks(sequence.slot, written < sound ? written : sound);
+    const std::uint64_t end = cacheable(writer);
+    commit_chunks(sequence.slot, written < end ? written : end);
     registered = counters_.registrations - before;
   }
   release_dead(sequence.slot, written);
@@ -229,6 +229,8 @@ void hybrid_allocator<Traits>::cache_block(std::uint32_t slot, std::size_t group
   const std::uint64_t i = end / tokens - 1;
   const block_id block = row(slot, group)[i];
   if (!is_snapshot(slot, group, i)) return;
+  // A fork gave other values to tokens that it shares with this sequence (`name_tokens`), and was first.
+  if (pool_.record(block).is_cached() && node_of_[to_index(block)] != at.node) return;
   if (const block_id cached = chain_.cached(at.node, group); cached != null_block) {
     if (cached == block) return;
     ++counters_.duplicates;

@@ -89,6 +89,7 @@ void hybrid_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens)
     sequence.has_gap = false;
   }
   if (tokens <= sequence.limit) sequence.limit = ~std::uint64_t{0};
+  if (tokens <= sequence.unnamed) sequence.unnamed = ~std::uint64_t{0};
   if (tokens == 0) sequence.epoch = epoch_;
   if (sequence.committed <= tokens / chunk_tokens_) {
     if (tokens == 0) sequence.at = chain_.root(sequence.context, sequence.epoch);

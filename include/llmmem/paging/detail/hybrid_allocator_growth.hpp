@@ -55,12 +55,43 @@ result<bool> hybrid_allocator<Traits>::shortage(sequence_id sequence, std::uint6
 template <class Traits>
 result<hybrid_append> hybrid_allocator<Traits>::append(sequence_id sequence,
                                                        std::span<const token_id> tokens) noexcept {
+  const auto grown = grow_alone(sequence, tokens.size());
+  if (grown && !tokens.empty()) store_tokens(sequence.slot, grown->first, tokens);
+  return grown;
+}
+
+template <class Traits>
+result<hybrid_append> hybrid_allocator<Traits>::extend(sequence_id sequence, std::uint64_t count) noexcept {
+  const auto grown = grow_alone(sequence, count);
+  if (grown && count != 0) lose_tokens(sequence.slot, grown->first);
+  return grown;
+}
+
+template <class Traits>
+result<void> hybrid_allocator<Traits>::name_tokens(sequence_id sequence,
+                                                   std::span<const token_id> tokens) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  record& named = records_[sequence.slot];
+  const std::uint64_t first = named.unnamed < named.tokens ? named.unnamed : named.tokens;
+  if (tokens.size() > named.tokens - first)
+    return refusal(errc::past_the_end, sequence.slot, first + tokens.size(), named.tokens);
+  if (tokens.empty()) return {};
+  store_tokens(sequence.slot, first, tokens);
+  const std::uint64_t end = first + tokens.size();
+  named.unnamed = end == named.tokens ? ~std::uint64_t{0} : end;
+  return {};
+}
+
+/// Grows a sequence by tokens without values; the caller stores the values, or notes that there are none.
+template <class Traits>
+result<hybrid_append> hybrid_allocator<Traits>::grow_alone(sequence_id sequence,
+                                                           std::uint64_t count) noexcept {
   if (const auto alive = check(sequence); !alive) return alive.error();
   const std::uint32_t slot = sequence.slot;
-  if (const auto fits = check_length(slot, tokens.size()); !fits) return fits.error();
+  if (const auto fits = check_length(slot, count); !fits) return fits.error();
   for (;;) {
     release_dead(slot, records_[slot].tokens);
-    const auto grown = grow(slot, tokens, std::span<const std::uint64_t>(), 0);
+    const auto grown = grow(slot, count, std::span<const std::uint64_t>(), 0);
     if (grown || collect() == 0)
       return grown;  // collected references may be the missing blocks, or the
                      // reason to copy
@@ -70,17 +101,17 @@ result<hybrid_append> hybrid_allocator<Traits>::append(sequence_id sequence,
 /// @param leave  blocks of each group that must be available afterwards, or none.
 /// @param first_copy  index in `copies_` of the sequence's first copy.
 template <class Traits>
-result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::span<const token_id> tokens,
+result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::uint64_t count,
                                                      std::span<const std::uint64_t> leave,
                                                      std::size_t first_copy) noexcept {
   record& grown = records_[slot];
   hybrid_append out{.first = grown.tokens};
-  if (tokens.empty()) return out;
+  if (count == 0) return out;
   std::array<need, max_layer_groups> needs{};
   std::array<group_blocks, max_layer_groups> wanted{};
   std::uint64_t sources = 0;
   for (std::size_t g = 0; g < group_count_; ++g) {
-    needs[g] = needed_for(slot, g, tokens.size());
+    needs[g] = needed_for(slot, g, count);
     // A copy's block follows the new ones; a step that skips blocks allocates only the last.
     const std::uint64_t skipped = needs[g].skips && needs[g].more > 1 ? needs[g].more - 1 : 0;
     wanted[g] = group_blocks{
@@ -131,10 +162,8 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
     }
   }
   if (!given.empty()) static_cast<void>(let_go(slot, std::span(&given, 1)));  // cannot fail: space checked
-  std::memcpy(tokens_.data() + slot * max_sequence_tokens_ + grown.tokens, tokens.data(),
-              tokens.size_bytes());
-  grown.tokens += tokens.size();
-  counters_.tokens += tokens.size();
+  grown.tokens += count;
+  counters_.tokens += count;
   out.copies = std::span<const group_copy>(copies_.data() + first_copy, copies - first_copy);
   return out;
 }
@@ -148,15 +177,7 @@ result<void> hybrid_allocator<Traits>::append_batch(std::span<const hybrid_growt
   if (batch.size() != out.size()) return refusal(errc::size_mismatch, 0, batch.size(), out.size());
   if (!leave.empty() && leave.size() != group_count_)
     return refusal(errc::size_mismatch, 0, leave.size(), group_count_);
-  ++batches_;
-  for (std::size_t i = 0; i < batch.size(); ++i) {
-    const sequence_id sequence = batch[i].sequence;
-    if (const auto alive = check(sequence); !alive) return alive.error();
-    if (records_[sequence.slot].batch == batches_)
-      return refusal(errc::listed_twice, sequence.slot, i, batch.size());
-    if (const auto fits = check_length(sequence.slot, batch[i].tokens.size()); !fits) return fits.error();
-    records_[sequence.slot].batch = batches_;
-  }
+  if (const auto sound = check_batch(batch); !sound) return sound;
   detail::group_counts left{};  // still to be taken by the batch, plus the blocks that must remain
   for (;;) {
     for (const hybrid_growth& each : batch)
@@ -180,13 +201,56 @@ result<void> hybrid_allocator<Traits>::append_batch(std::span<const hybrid_growt
   for (std::size_t i = 0; i < batch.size(); ++i) {
     const hybrid_growth& each = batch[i];
     for (std::size_t g = 0; g < group_count_; ++g)
-      left[g] -= needed_for(each.sequence.slot, g, each.tokens.size()).blocks();
-    const auto grown = grow(each.sequence.slot, each.tokens, std::span(left).first(group_count_), copies);
+      left[g] -= needed_for(each.sequence.slot, g, each.tokens.size() + each.unknown_tokens).blocks();
+    const auto grown = grow(each.sequence.slot, each.tokens.size() + each.unknown_tokens,
+                            std::span(left).first(group_count_), copies);
     if (!grown) return grown.error();  // only under a policy that breaks its contract
     out[i] = *grown;
+    store_tokens(each.sequence.slot, grown->first, each.tokens);
+    if (each.unknown_tokens != 0) lose_tokens(each.sequence.slot, grown->first + each.tokens.size());
     copies += grown->copies.size();
   }
   return {};
+}
+
+/// Checks handles and lengths of a batch.
+template <class Traits>
+result<void> hybrid_allocator<Traits>::check_batch(std::span<const hybrid_growth> batch) noexcept {
+  ++batches_;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    const sequence_id sequence = batch[i].sequence;
+    if (const auto alive = check(sequence); !alive) return alive;
+    if (records_[sequence.slot].batch == batches_)
+      return refusal(errc::listed_twice, sequence.slot, i, batch.size());
+    const std::uint64_t unknown = batch[i].unknown_tokens < max_bytes ? batch[i].unknown_tokens : max_bytes;
+    if (const auto fits = check_length(sequence.slot, batch[i].tokens.size() + unknown); !fits) return fits;
+    records_[sequence.slot].batch = batches_;
+  }
+  return {};
+}
+
+template <class Traits>
+result<bool> hybrid_allocator<Traits>::shortage(std::span<const hybrid_growth> batch,
+                                                std::span<group_shortage> out) noexcept {
+  if (out.size() != group_count_) return refusal(errc::size_mismatch, 0, out.size(), group_count_);
+  if (const auto sound = check_batch(batch); !sound) return sound.error();
+  do {
+    for (const hybrid_growth& each : batch)
+      release_dead(each.sequence.slot, records_[each.sequence.slot].tokens);
+    const detail::hybrid_batch_need needed = count_batch(batch);
+    if (pool_.shortage(std::span(needed.blocks).first(group_count_), out)) return false;
+  } while (collect() != 0);
+  return true;
+}
+
+template <class Traits>
+std::array<std::uint64_t, max_layer_groups> hybrid_allocator<Traits>::blocks_to_append(
+    sequence_id sequence, std::uint64_t count) const noexcept {
+  detail::group_counts wanted{};
+  if (!check(sequence) || !check_length(sequence.slot, count)) return wanted;
+  for (std::size_t g = 0; g < group_count_; ++g)
+    wanted[g] = needed_for(sequence.slot, g, count).blocks();
+  return wanted;
 }
 
 /// Counts the blocks of each group that the whole `batch` takes. Of k sequences that share their last block,
@@ -204,7 +268,7 @@ detail::hybrid_batch_need hybrid_allocator<Traits>::count_batch(
     const std::uint64_t before = needed.sources;
     records_[slot].copies = 0;
     for (std::size_t g = 0; g < group_count_; ++g) {
-      const need required = needed_for(slot, g, each.tokens.size());
+      const need required = needed_for(slot, g, each.tokens.size() + each.unknown_tokens);
       needed.blocks[g] += required.blocks();
       if (!required.copies) continue;
       if (is_read(records_[slot])) {
