@@ -1,6 +1,7 @@
 /// The batch scheduler over groups of layers: full attention, windows, chunks and states from one budget.
 #include <llmmem/paging/batch_scheduler.hpp>
 #include <llmmem/paging/hybrid_allocator.hpp>
+#include <llmmem/space/fence.hpp>
 
 #include <doctest/doctest.h>
 
@@ -253,8 +254,8 @@ TEST_CASE(
     random_numbers random(seed);
     const std::vector<layer_group> groups = random_groups(random);
     const std::uint64_t longest = 10 + random.below(std::uint64_t{30});
-    service<cache_type, true> all(random_cache(random, groups, longest, 10),
-                                  {.max_running = 1 + random.below(std::uint32_t{8}),
+    service<cache_type, true> all(random_cache(random, groups, longest, 4),
+                                  {.max_running = 2 + random.below(std::uint32_t{7}),
                                    .max_requests = 20,
                                    .max_step_tokens = 1 + random.below(std::uint64_t{12}),
                                    .watermark = random.below(std::uint64_t{3})});
@@ -297,4 +298,82 @@ TEST_CASE(
   CHECK(preempted > 1'000);
   CHECK(swapped > 500);
   CHECK(exhausted > 10);
+}
+
+namespace {
+
+/// Services of random size that plan ahead, with requests that are cancelled at any moment and sequences of
+/// others whose blocks wait for fences.
+template <class Order>
+void services_ahead(Order (*make)(), std::uint64_t count, std::uint64_t& preempted) {
+  for (const auto seed : seeds(count)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const std::vector<layer_group> groups = random_groups(random);
+    const std::uint64_t longest = 10 + random.below(std::uint64_t{30});
+    overlapped<cache_type, true, Order> all(random_cache(random, groups, longest + 1, 6),
+                                            {.max_running = 2 + random.below(std::uint32_t{5}),
+                                             .max_requests = 24,
+                                             .max_step_tokens = 1 + random.below(std::uint64_t{12}),
+                                             .watermark = random.below(std::uint64_t{3}),
+                                             .max_steps_in_flight = 2},
+                                            make());
+    all.engine.lose_every = random.below(std::uint64_t{4});
+    host_timeline stream;
+    std::vector<host_fence> pending;
+    std::map<std::uint64_t, std::size_t> lengths;
+    std::uint64_t submitted = 0;
+    for (int events = 0; submitted < 30 || !all.tickets.empty() || !all.flights.empty(); ++events) {
+      REQUIRE(events < 40'000);
+      if (submitted < 30 && all.tickets.size() < 16 && random.once_in(4)) {
+        std::vector<token_id> prompt(1 + random.below(longest / 2), 7);
+        if (random.once_in(2)) prompt.back() = 8;
+        lengths[submitted] = 1 + random.below(longest / 2);
+        const std::uint32_t kind = random.below(std::uint32_t{3});
+        all.submit(submitted++, std::move(prompt), {.priority = kind, .tenant = kind, .deadline = kind});
+      }
+      if (!all.tickets.empty() && random.once_in(40)) all.finish_now(all.tickets.begin()->first);
+      if (pending.size() < 2 && random.once_in(10)) {
+        const auto other = all.cache.create();
+        if (other && all.cache.extend(*other, 1 + random.below(longest / 4))) {
+          pending.push_back(stream.issue());
+          REQUIRE(all.cache.release_after(*other, pending.back()));
+        } else if (other) {
+          REQUIRE(all.cache.release(*other));
+        }
+      }
+      if (!pending.empty() && random.once_in(6)) {
+        stream.pass(pending.front()).value();
+        pending.erase(pending.begin());
+      }
+      if (all.flights.size() < 2 && random.below(std::uint32_t{3}) != 0) {
+        const bool has_work = all.plan();
+        if (!has_work && all.flights.empty() && !all.tickets.empty()) REQUIRE_FALSE(pending.empty());
+      } else if (!all.flights.empty()) {
+        all.complete([&](std::uint64_t user, std::size_t answer) { return answer >= lengths.at(user); },
+                     [&](std::uint64_t) { return random.once_in(2); },
+                     [&](std::uint64_t) { return random.once_in(2); });
+      }
+    }
+    for (std::uint64_t user = 0; user < submitted; ++user)
+      REQUIRE(all.is_right(user));
+    if (!pending.empty()) stream.pass(pending.back()).value();
+    all.cache.collect();
+    REQUIRE(all.cache.stats().pages.active_bytes == 0);
+    REQUIRE(all.cache.audit() == std::vector<std::string>{});
+    CHECK(all.scheduler.stats().finished == 30);
+    preempted += all.scheduler.stats().preempted;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("services over groups that plan ahead keep every token, under every order") {
+  std::uint64_t preempted = 0;
+  services_ahead<first_come_first_served>([] { return first_come_first_served{}; }, 60, preempted);
+  services_ahead<by_priority>([] { return by_priority(3); }, 60, preempted);
+  services_ahead<earliest_deadline_first>([] { return earliest_deadline_first{}; }, 60, preempted);
+  services_ahead<fair_shares>([] { return fair_shares(3); }, 60, preempted);
+  MESSAGE(preempted << " preempted");
+  CHECK(preempted > 500);
 }

@@ -109,7 +109,7 @@ class toy_engine<Cache, Swaps> {
     wrong += saved_tokens[user] != end ? 1U : 0U;
     for (std::size_t g = 0; g < cache_->groups().size(); ++g) {
       const auto table = cache_->table(sequence, g);
-      for (std::uint64_t i = first / group(g).block_tokens; i < table.size(); ++i) {
+      for (std::uint64_t i = first / group(g).block_tokens; i < group(g).blocks_for(end); ++i) {
         if (table[i] == llmmem::null_block) continue;
         std::uint64_t found = 0;
         for (const saved_block& each : saved[user]) {

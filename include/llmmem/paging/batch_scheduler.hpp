@@ -357,7 +357,10 @@ class batch_scheduler {
   enum class attempt : std::uint8_t { done, no_space, swap_lost };
   bool start(std::uint32_t place) noexcept;
   attempt try_start(std::uint32_t place, bool matches, bool may_split) noexcept;
-  attempt bring_back(request& starting, std::span<const token_id> tokens) noexcept;
+  bool bring_back(request& starting, std::span<const token_id> tokens) noexcept;
+  bool reserve_saved(request& starting, std::span<const token_id> tokens, std::uint64_t most) noexcept;
+  bool write_saved(request& starting, std::uint64_t first) noexcept;
+  [[nodiscard]] std::uint64_t step_limit(const request& each, std::uint64_t tokens) const noexcept;
   [[nodiscard]] bool has_restarted() const noexcept;
   [[nodiscard]] counts needed_to_start(const request& next) const noexcept {
     return accounts_.to_start(client_->tokens(next.user), next.context, options_.max_step_tokens);

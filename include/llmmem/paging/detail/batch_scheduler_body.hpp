@@ -296,8 +296,9 @@ bool batch_scheduler<Cache, Client, Order>::start(std::uint32_t place) noexcept 
   const bool matches = requests_[waiting_at(place)].restart == 0;
   attempt done = try_start(place, matches, is_first);
   if (done == attempt::swap_lost) done = try_start(place, matches, is_first);
-  if (done == attempt::no_space && is_first) done = try_start(place, false, true);
-  if (done == attempt::swap_lost) done = try_start(place, false, is_first);
+  // Without a match, then without what was saved.
+  for (int left = 3; is_first && done != attempt::done && left > 0; --left)
+    done = try_start(place, false, true);
   return done == attempt::done;
 }
 
@@ -312,6 +313,10 @@ typename batch_scheduler<Cache, Client, Order>::attempt batch_scheduler<Cache, C
   const auto sequence = cache_->create(starting.context, starting.hints);
   if (!sequence) return attempt::no_space;
   starting.sequence = *sequence;
+  if constexpr (accounts::is_grouped) {
+    // What leaves its windows becomes free, not idle, so that its blocks stay in few pages.
+    if (starting.restart != 0) static_cast<void>(cache_->limit_commits(*sequence, 0));
+  }
   if (matches) {
     const auto hit = cache_->match(*sequence, tokens.first(tokens.size() - 1));
     starting.written = hit ? hit->tokens : 0;
@@ -325,17 +330,28 @@ typename batch_scheduler<Cache, Client, Order>::attempt batch_scheduler<Cache, C
     starting.written = 0;
     return why;
   };
-  if (const attempt back = bring_back(starting, tokens); back != attempt::done) return take_back(back);
-
+  if constexpr (!accounts::is_grouped) {
+    if (!bring_back(starting, tokens)) return take_back(attempt::no_space);
+  }
+  const std::uint64_t first = starting.written;
+  const std::uint64_t most = step_limit(starting, tokens.size());
+  const auto lacks_space = [&]() noexcept {
+    // Alone, it is computed again in steps that fit.
+    if (may_split && first == 0) starting.saved = 0;
+    return take_back(attempt::no_space);
+  };
+  if (!reserve_saved(starting, tokens, most)) return lacks_space();
   const auto rest = tokens.subspan(static_cast<std::size_t>(starting.written));
-  const std::uint64_t budget = options_.max_step_tokens - step_tokens_;
+  const std::uint64_t left = options_.max_step_tokens - step_tokens_;
+  const std::uint64_t budget = left < most ? left : most;
   auto part = rest.first(static_cast<std::size_t>(rest.size() < budget ? rest.size() : budget));
   auto grown = cache_->append(*sequence, part);
   while (!grown && may_split && part.size() > 1) {
     part = part.first(part.size() / 2);
     grown = cache_->append(*sequence, part);
   }
-  if (!grown) return take_back(attempt::no_space);
+  if (!grown) return lacks_space();
+  if (!write_saved(starting, first)) return take_back(attempt::swap_lost);
   copy(*grown);
   stop_waiting(place);
   run(slot);
@@ -346,48 +362,19 @@ typename batch_scheduler<Cache, Client, Order>::attempt batch_scheduler<Cache, C
   return attempt::done;
 }
 
-/// Lets the client write the KV it saved, as far as the cache lacks it.
+/// Lets the client write the KV it saved, as far as the cache lacks it; returns false if there is no space.
 template <class Cache, class Client, scheduling_order Order>
-typename batch_scheduler<Cache, Client, Order>::attempt batch_scheduler<Cache, Client, Order>::bring_back(
-    request& starting, std::span<const token_id> tokens) noexcept {
-  if constexpr (swapping_client<Client> && accounts::is_grouped) {
-    if (!starting.is_saved) return attempt::done;
-    const std::uint64_t first = starting.written;
-    // Windows and states are saved as the token after the saved ones reads them, and the last token is always
-    // computed.
-    const std::uint64_t end = starting.saved < tokens.size() ? starting.saved : 0;
-    for (std::uint64_t at = first; at < end;) {
-      // In parts, so that windows do not hold all of it. The next append releases what is not read.
-      const std::uint64_t part = end - at < options_.max_step_tokens ? end - at : options_.max_step_tokens;
-      const auto grown = cache_->append(
-          starting.sequence, tokens.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(part)));
-      if (!grown) {
-        // Alone, it is computed again in steps that fit.
-        if (running_count_ != 0 || first != 0) return attempt::no_space;
-        static_cast<void>(client_->swap_in(starting.user, starting.sequence, first, first));
-        starting.is_saved = false;
-        starting.saved = 0;
-        return attempt::swap_lost;
-      }
-      copy(*grown);
-      at += part;
-    }
-    static_cast<void>(cache_->append(starting.sequence, {}));  // releases what token `end` does not read
-    starting.is_saved = false;
-    starting.saved = 0;
-    const bool is_back = client_->swap_in(starting.user, starting.sequence, first, end > first ? end : first);
-    if (end <= first) return attempt::done;
-    if (!is_back) return attempt::swap_lost;
-    starting.written = end;
-  } else if constexpr (swapping_client<Client>) {
-    if (!starting.is_saved) return attempt::done;
+bool batch_scheduler<Cache, Client, Order>::bring_back(request& starting,
+                                                       std::span<const token_id> tokens) noexcept {
+  if constexpr (swapping_client<Client> && !accounts::is_grouped) {
+    if (!starting.is_saved) return true;
     const std::uint64_t first = starting.written;
     // The last token is always computed.
     const std::uint64_t saved = starting.saved < tokens.size() ? starting.saved : tokens.size() - 1;
     const std::uint64_t end = saved > first ? saved : first;
     const auto span = tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(end - first));
     const auto grown = cache_->append(starting.sequence, span);
-    if (!grown) return attempt::no_space;
+    if (!grown) return false;
     copy(*grown);
     starting.is_saved = false;
     starting.saved = 0;
@@ -397,7 +384,57 @@ typename batch_scheduler<Cache, Client, Order>::attempt batch_scheduler<Cache, C
       static_cast<void>(cache_->truncate(starting.sequence, first));
     }
   }
-  return attempt::done;
+  return true;
+}
+
+/// Over groups, allocates the blocks of the tokens that the client saved, in parts of `most` tokens, so that
+/// windows do not hold all of them: each append releases what the one before it does not read. No copy is
+/// carried out, because the client writes all blocks that remain. Returns false if there is no space.
+template <class Cache, class Client, scheduling_order Order>
+bool batch_scheduler<Cache, Client, Order>::reserve_saved(request& starting, std::span<const token_id> tokens,
+                                                          std::uint64_t most) noexcept {
+  if constexpr (swapping_client<Client> && accounts::is_grouped) {
+    if (!starting.is_saved) return true;
+    // Windows and states are saved as the token after the saved ones reads them, and the last token is always
+    // computed.
+    const std::uint64_t end = starting.saved < tokens.size() ? starting.saved : 0;
+    while (starting.written < end) {
+      const std::uint64_t part = end - starting.written < most ? end - starting.written : most;
+      if (!cache_->append(starting.sequence, tokens.subspan(static_cast<std::size_t>(starting.written),
+                                                            static_cast<std::size_t>(part))))
+        return false;
+      starting.written += part;
+    }
+  }
+  return true;
+}
+
+/// Over groups, lets the client write what it saved, after the hit of `first` tokens; returns false if it is
+/// lost.
+template <class Cache, class Client, scheduling_order Order>
+bool batch_scheduler<Cache, Client, Order>::write_saved(request& starting, std::uint64_t first) noexcept {
+  if constexpr (swapping_client<Client> && accounts::is_grouped) {
+    if (!starting.is_saved) return true;
+    starting.is_saved = false;
+    starting.saved = 0;
+    const bool is_back = client_->swap_in(starting.user, starting.sequence, first, starting.written);
+    return is_back || starting.written == first;
+  }
+  return true;
+}
+
+/// The most tokens of a request's next step: a request that started again because its blocks were scattered
+/// takes steps that leave every group its pages.
+template <class Cache, class Client, scheduling_order Order>
+std::uint64_t batch_scheduler<Cache, Client, Order>::step_limit(const request& each,
+                                                                std::uint64_t tokens) const noexcept {
+  std::uint64_t most = options_.max_step_tokens;
+  if constexpr (accounts::is_grouped) {
+    if (each.planned >= each.restart) return most;
+    while (most > 1 && accounts_.lack_alone(tokens, most).any)
+      most /= 2;
+  }
+  return most;
 }
 
 template <class Cache, class Client, scheduling_order Order>
@@ -477,7 +514,8 @@ result<void> batch_scheduler<Cache, Client, Order>::accepted(request_ticket tick
   const std::uint64_t computed = each.computed > each.planned ? each.computed : each.planned;
   if (kept > computed) return refusal(errc::past_the_end, ticket.slot, kept, computed);
   if (kept < each.computed) each.computed = kept;
-  if (kept < each.saved) each.saved = kept;
+  // A window or a state that was saved after more tokens is worth nothing after fewer.
+  if (kept < each.saved) each.saved = accounts::is_grouped ? 0 : kept;
   if (kept < each.planned && kept < each.cut) each.cut = kept;
   cut_back(each);
   return {};

@@ -18,11 +18,14 @@ void batch_scheduler<Cache, Client, Order>::plan_growth() noexcept {
   for (std::uint32_t i = 0; i < running_count_ && budget != 0; ++i) {
     const request& each = requests_[ranked_[i]];
     if (each.is_ending || each.is_leaving || each.is_held || each.cut != none) continue;
+    if (each.planned < each.restart && each.in_flight != 0) continue;
     const auto tokens = client_->tokens(each.user);
     if (tokens.size() < each.planned) continue;  // it has not got the token of a completed step yet
     const auto rest = tokens.subspan(static_cast<std::size_t>(each.planned));
     auto count = static_cast<std::size_t>(rest.size() < budget ? rest.size() : budget);
     if (growing_count_ == 0 && count > first_part_) count = static_cast<std::size_t>(first_part_);
+    if (const std::uint64_t most = step_limit(each, tokens.size()); count > most)
+      count = static_cast<std::size_t>(most);
     const std::uint64_t pending = rest.empty() ? pending_tokens(each, tokens.size()) : 0;
     if (count + pending == 0 || pending > budget) continue;  // nothing new to compute
     growths_[growing_count_] = {
@@ -107,12 +110,15 @@ typename batch_scheduler<Cache, Client, Order>::counts batch_scheduler<Cache, Cl
   return coming;
 }
 
-/// Keeps what a step in flight still reads; for other requests, releases may follow their length again.
+/// Keeps what a step in flight still reads; for other requests, releases may follow their length again. A
+/// request that has passed the length for which it started again is cached again.
 template <class Cache, class Client, scheduling_order Order>
 void batch_scheduler<Cache, Client, Order>::limit_releases() noexcept {
   if constexpr (accounts::is_grouped) {
     for (std::uint32_t i = 0; i < running_count_; ++i) {
       const request& each = requests_[running_[i]];
+      if (each.restart != 0 && each.planned >= each.restart)
+        static_cast<void>(cache_->limit_commits(each.sequence, unlimited));
       if (each.cut != none) continue;  // it is cut when its step in flight is completed
       static_cast<void>(cache_->limit_releases(each.sequence, each.in_flight != 0 ? each.oldest : unlimited));
     }
@@ -138,6 +144,7 @@ bool batch_scheduler<Cache, Client, Order>::step_down(std::uint32_t slot) noexce
     const std::uint64_t lacked = each.planned + 1;
     preempt(slot);
     each.restart = lacked;
+    cache_->drop_idle();  // contents in its pages would scatter its blocks again
     first_part_ = none;
     return true;
   } else {

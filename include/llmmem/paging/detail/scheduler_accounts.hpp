@@ -94,8 +94,8 @@ class scheduler_accounts {
 
   [[nodiscard]] static bool is_short(error_code code) noexcept { return code == errc::out_of_blocks; }
 
-  /// Whether the whole cache cannot hold a sequence of `tokens` tokens.
-  [[nodiscard]] block_lack lack_alone(std::uint64_t tokens) const noexcept {
+  /// Whether the whole cache cannot hold a sequence of `tokens` tokens, computed `step` at a time.
+  [[nodiscard]] block_lack lack_alone(std::uint64_t tokens, std::uint64_t = 1) const noexcept {
     const std::uint64_t needed = blocks_for(tokens);
     const std::uint64_t held = cache_->pool().blocks();
     return {.any = needed > held, .needed = needed, .available = held};
@@ -194,11 +194,11 @@ class scheduler_accounts<Cache> {
 
   [[nodiscard]] static bool is_short(error_code code) noexcept { return code == errc::out_of_group_blocks; }
 
-  [[nodiscard]] block_lack lack_alone(std::uint64_t tokens) const noexcept {
+  [[nodiscard]] block_lack lack_alone(std::uint64_t tokens, std::uint64_t step = 1) const noexcept {
     std::uint64_t pages = cache_->pool().stats().pages;
     for (std::size_t g = 0; g < groups().size(); ++g) {
       const std::uint64_t in_page = cache_->layout().page_bytes / groups()[g].block_bytes;
-      const std::uint64_t blocks = peak_blocks(groups()[g], tokens, 1);
+      const std::uint64_t blocks = peak_blocks(groups()[g], tokens, step);
       if (blocks > pages * in_page)
         return {.any = true,
                 .group = static_cast<std::uint32_t>(g),
