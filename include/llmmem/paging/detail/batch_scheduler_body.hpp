@@ -173,6 +173,9 @@ void batch_scheduler<Cache, Client, Order>::cut_back(request& each) noexcept {
       static_cast<void>(cache_->truncate(each.sequence, each.cut));  // cannot fail: it holds more tokens
     }
     each.planned = each.cut;
+    if constexpr (accounts::is_grouped) {
+      if (each.planned < each.restart) static_cast<void>(cache_->limit_commits(each.sequence, 0));
+    }
   }
   if (each.cut < each.known) each.known = each.cut;
   if (each.cut < each.written) each.written = each.cut;
@@ -239,8 +242,7 @@ std::uint32_t batch_scheduler<Cache, Client, Order>::next_waiting() const noexce
 
 template <class Cache, class Client, scheduling_order Order>
 void batch_scheduler<Cache, Client, Order>::admit_waiting(scheduled_step& out) noexcept {
-  if (has_restarted()) return;
-  while (waiting_count_ != 0 && running_count_ < options_.max_running &&
+  while (!has_restarted() && waiting_count_ != 0 && running_count_ < options_.max_running &&
          step_tokens_ < options_.max_step_tokens) {
     const std::uint32_t place = next_waiting();
     const std::uint32_t slot = waiting_at(place);
@@ -254,6 +256,7 @@ void batch_scheduler<Cache, Client, Order>::admit_waiting(scheduled_step& out) n
       give_up(slot, refusal(errc::sequence_full, slot, tokens, cache_->max_sequence_tokens()));
       continue;
     }
+    if (next.restart != 0 && running_count_ != 0) return;  // it starts alone
     const counts needed = needed_to_start(next);
     const std::uint64_t leave = blocks_left_to_runners();
     bool fits = !accounts_.lack(needed, leave).any;
@@ -314,8 +317,11 @@ typename batch_scheduler<Cache, Client, Order>::attempt batch_scheduler<Cache, C
   if (!sequence) return attempt::no_space;
   starting.sequence = *sequence;
   if constexpr (accounts::is_grouped) {
-    // What leaves its windows becomes free, not idle, so that its blocks stay in few pages.
-    if (starting.restart != 0) static_cast<void>(cache_->limit_commits(*sequence, 0));
+    if (starting.restart != 0) {
+      // It is alone. Idle blocks, others' or its own, would scatter its blocks over pages.
+      cache_->drop_idle();
+      static_cast<void>(cache_->limit_commits(*sequence, 0));
+    }
   }
   if (matches) {
     const auto hit = cache_->match(*sequence, tokens.first(tokens.size() - 1));

@@ -144,7 +144,6 @@ bool batch_scheduler<Cache, Client, Order>::step_down(std::uint32_t slot) noexce
     const std::uint64_t lacked = each.planned + 1;
     preempt(slot);
     each.restart = lacked;
-    cache_->drop_idle();  // contents in its pages would scatter its blocks again
     first_part_ = none;
     return true;
   } else {

@@ -206,16 +206,18 @@ void hybrid_allocator<Traits>::commit_chunks(std::uint32_t slot, std::uint64_t w
 
 /// Whether a sequence holds block number `block` of `group`; for a group whose steps skip blocks, also
 /// whether the block has the state at its end. A step that began inside a block left that block with an inner
-/// state. If it could not be released before the next step (`errc::deferred_full`), the blocks after it count
-/// as left, too.
+/// state. Such a block is held until a later call releases it (`limit_releases`, `errc::deferred_full`), and
+/// others may follow: all blocks from the first to the last of them count as left.
 template <class Traits>
 bool hybrid_allocator<Traits>::is_snapshot(std::uint32_t slot, std::size_t group,
                                            std::uint64_t block) const noexcept {
   const record& sequence = records_[slot];
   const block_id* const entries = row(slot, group);
   if (entries[block] == null_block) return false;
-  const std::uint32_t left = sequence.left[group];
-  if (left == 0 || entries[left - 1] == null_block || block + 1 < left) return true;
+  const std::uint32_t last = sequence.left_last[group];
+  if (block >= last || entries[last - 1] == null_block) return true;
+  const std::uint32_t first = sequence.left[group];
+  if (entries[first - 1] != null_block && block + 1 < first) return true;
   return block + 1 == groups_[group].blocks_for(sequence.tokens);
 }
 

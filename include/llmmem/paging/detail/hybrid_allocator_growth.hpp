@@ -152,8 +152,12 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::ui
       copies_[copies++] =
           group_copy{g, block_copy{.source = state, .destination = row(slot, g)[next], .tokens = used}};
       std::uint32_t& left = grown.left[g];
-      if (left != 0 && row(slot, g)[left - 1] == null_block) left = 0;
-      if (needs[g].leaves && left == 0) left = static_cast<std::uint32_t>(entries);
+      std::uint32_t& last = grown.left_last[g];
+      if (last != 0 && row(slot, g)[last - 1] == null_block) left = last = 0;
+      if (needs[g].leaves) {
+        last = static_cast<std::uint32_t>(entries);
+        if (left == 0) left = last;
+      }
     } else if (grown.tokens % of.block_tokens != 0) {
       // The sequence was cut into cached contents and is about to overwrite them; no other sequence shares
       // them.

@@ -24,9 +24,10 @@ struct hybrid_record {
   request_hints hints{};
   /// Leading null entries of each table, except sinks.
   std::array<std::uint32_t, max_layer_groups> dead{};
-  /// For states: one more than the number of the first block that a step left with a state from inside the
-  /// block; 0: none.
+  /// For states: one more than the number of the first block, and of the last, that steps left with a state
+  /// from inside the block; 0: none.
   std::array<std::uint32_t, max_layer_groups> left{};
+  std::array<std::uint32_t, max_layer_groups> left_last{};
   std::uint64_t epoch = 0;                  // the allocator's epoch when the sequence began to hold tokens
   std::uint64_t sound = ~std::uint64_t{0};  // tokens from here on do not match their prefix, so they are not
                                             // cached
