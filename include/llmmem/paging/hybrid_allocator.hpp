@@ -9,6 +9,7 @@
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/detail/block_pins.hpp>
 #include <llmmem/paging/detail/hybrid_record.hpp>
+#include <llmmem/paging/detail/sequence_record.hpp>
 #include <llmmem/paging/group_observer.hpp>
 #include <llmmem/paging/hybrid_types.hpp>
 #include <llmmem/paging/ids.hpp>
@@ -157,8 +158,7 @@ class hybrid_allocator {
   /// `paged_allocator::name_tokens`. Blocks stay where they are. A block that left its window before its
   /// tokens had values is not cached. If forks give different values to tokens of one block, the first commit
   /// names the block.
-  /// @return `errc::past_the_end` for more values than tokens lack one; a sequence that lost tokens in the
-  ///   middle lacks none.
+  /// @return `errc::past_the_end` for more values than tokens lack one.
   result<void> name_tokens(sequence_id sequence, std::span<const token_id> tokens) noexcept;
 
   /// Grows all sequences of a batch (its next step), or none. `out[i]` is what `append` would have returned
@@ -181,13 +181,13 @@ class hybrid_allocator {
   [[nodiscard]] hybrid_cost cost(std::span<const token_id> tokens,
                                  const prefix_context& context = {}) const noexcept;
 
-  /// Computes what `append` of `count` tokens would need of each group, and returns whether it is available.
-  /// `out` has one entry per group. Releases blocks that no later token reads. It ignores whether kernels may
-  /// still read the sources of copies, so `append` may still return `errc::deferred_full`.
+  /// Computes what `append` of `count` tokens would need of each group, and returns whether any group lacks
+  /// it. `out` has one entry per group. Releases blocks that no later token reads. It ignores whether kernels
+  /// may still read the sources of copies, so `append` may still return `errc::deferred_full`.
   result<bool> shortage(sequence_id sequence, std::uint64_t count, std::span<group_shortage> out) noexcept;
 
-  /// Computes what `append_batch` of `batch` would need of each group, and returns whether it is available.
-  /// Releases blocks that no later token reads. @return also the errors of `append_batch` for a batch.
+  /// Computes what `append_batch` of `batch` would need of each group, and returns whether any group lacks
+  /// it. Releases blocks that no later token reads. @return also the errors of `append_batch` for a batch.
   result<bool> shortage(std::span<const hybrid_growth> batch, std::span<group_shortage> out) noexcept;
 
   /// Returns the blocks of each group that `append` of `count` tokens would take now; 0 for a handle that
@@ -233,6 +233,26 @@ class hybrid_allocator {
   /// @return `errc::past_the_end`, and the errors of `check` for a handle.
   [[nodiscard]] result<paging::cut_points> nearest_cuts(sequence_id sequence,
                                                         std::uint64_t tokens) const noexcept;
+
+  /// Replaces the sequence's own full blocks by cached blocks with equal contents, in every group, and
+  /// releases its own. Returns the number replaced. The block tables change: upload them again before the
+  /// next kernel. With `..._after`, kernels may read the released blocks until the fence has passed.
+  /// @return `errc::deferred_full` as in `truncate_after`; then nothing was replaced. O(table entries).
+  result<std::uint64_t> deduplicate(sequence_id sequence) noexcept;
+  result<std::uint64_t> deduplicate_after(sequence_id sequence, const fence_type& after) noexcept;
+
+  // What is worth keeping, see `paged_allocator`
+
+  /// Sets the worth of the sequence's blocks, in every group, that hold tokens of `range`: at once for blocks
+  /// already cached, for others when they are committed. It has no effect under a policy that does not
+  /// retain.
+  result<void> retain(sequence_id sequence, token_range range, retention keep) noexcept;
+  /// Gives the policies of all groups the current time, for `retention::until`. Time never goes back.
+  void advance(std::uint64_t now) noexcept { pool_.advance(now); }
+  /// Informs the policies that a waiting request will read what a hit of these tokens reads in every group,
+  /// or will no longer do so (`access_hint::never`). Returns how many tokens the hit has.
+  std::uint64_t expect(std::span<const token_id> tokens, const prefix_context& context,
+                       std::uint64_t next_use) noexcept;
 
   /// Returns how many leading tokens `match` would find. Changes nothing.
   [[nodiscard]] std::uint64_t cached_tokens(std::span<const token_id> tokens,
@@ -439,6 +459,9 @@ class hybrid_allocator {
     return sequence.dead[group] > dead_from(group) ? sequence.dead[group] : dead_from(group);
   }
   static constexpr bool is_observed = !std::is_same_v<observer_type, ignore_group_cache_events>;
+  [[nodiscard]] retention kept(std::uint32_t slot, std::size_t group, std::uint64_t block) const noexcept;
+  [[nodiscard]] access_hint hint_for(std::uint32_t slot, std::size_t group, std::uint64_t block,
+                                     std::uint64_t content) const noexcept;
   void tell_cached(const place& at, std::uint32_t slot, std::size_t group, std::uint64_t block) noexcept;
   void tell_shared(std::uint32_t slot, std::uint64_t length) noexcept;
   [[nodiscard]] need needed_for(std::uint32_t slot, std::size_t group, std::uint64_t count) const noexcept;
@@ -501,6 +524,7 @@ class hybrid_allocator {
   detail::fixed_array<group_copy> copies_;
   deferred_frees<fence_type> deferred_;
   detail::block_pins pins_;
+  detail::fixed_array<detail::retained_ranges> retained_;  // by slot; empty for a policy that does not retain
   std::uint64_t batches_ = 0;
   std::uint64_t losses_ = 0;  // contents that were dropped
   LLMMEM_NO_UNIQUE_ADDRESS observer_type observer_;

@@ -102,7 +102,7 @@ result<std::uint64_t> hybrid_allocator<Traits>::take(std::uint32_t slot, const h
         return done.error();
       }
       const block_id named_by = node_of_[to_index(block)];
-      pool_.touch(block, {.content = chain_.key(named_by).low, .position = static_cast<std::uint32_t>(i)});
+      pool_.touch(block, hint_for(slot, g, i, chain_.key(named_by).low));
       ++shared;
     }
   }
@@ -241,7 +241,7 @@ void hybrid_allocator<Traits>::cache_block(std::uint32_t slot, std::size_t group
   }
   chain_.hold(at.node, group, block);
   node_of_[to_index(block)] = at.node;
-  pool_.mark_cached(block, {.content = at.key.low, .position = static_cast<std::uint32_t>(i)});
+  pool_.mark_cached(block, hint_for(slot, group, i, at.key.low));
   if constexpr (is_observed) tell_cached(at, slot, group, i);
   ++counters_.registrations;
 }

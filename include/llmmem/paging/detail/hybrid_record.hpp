@@ -74,6 +74,7 @@ struct hybrid_counters {
   std::uint64_t duplicates = 0;
   std::uint64_t released_early = 0;
   std::uint64_t copies = 0;
+  std::uint64_t deduplicated = 0;
   std::uint64_t invalidated = 0;
 };
 
