@@ -173,6 +173,7 @@ class hybrid_world {
     std::uint64_t sound = ~std::uint64_t{0};  // what is behind was computed from wrong contents
     std::uint64_t named = ~std::uint64_t{0};  // tokens from here on got no values yet
     std::uint64_t hold = ~std::uint64_t{0};   // what tokens from here on read is kept
+    bool was_limited = false;                 // releases were, once
     llmmem::host_fence until{};  // of the last kernel that reads it, or read what it was forked from
   };
   struct cached_block {
@@ -605,10 +606,10 @@ class hybrid_world {
       --below;
     while (!can_cut(sequence, above))
       ++above;
-    if (options_.max_deferred == llmmem::unlimited) {
+    if (options_.max_deferred == llmmem::unlimited && !sequence.was_limited) {
       must(nearest == llmmem::paging::cut_points{.below = below, .above = above});
     } else {
-      // States that could not be given back in time are not cut to.
+      // States that could not be given back in time, or were to be kept, are not all cut to.
       must(nearest.below <= below && nearest.above >= above);
       below = nearest.below;
       above = nearest.above;
@@ -800,6 +801,7 @@ class hybrid_world {
     const bool raises = choices_.once_in(2);
     sequence.hold = raises ? ~std::uint64_t{0} : choices_.below(sequence.tokens.size() + 1);
     must(cache_.limit_releases(sequence.id, sequence.hold).has_value());
+    sequence.was_limited = true;
   }
 
   void fork(const held_sequence& sequence) {
