@@ -353,7 +353,7 @@ class batch_scheduler {
   [[nodiscard]] bool is_worth_saving(const request& victim) const noexcept;
   [[nodiscard]] std::uint32_t next_waiting() const noexcept;
   void admit_waiting(scheduled_step& out) noexcept;
-  /// What became of an attempt to start a request.
+  /// The outcome of an attempt to start a request.
   enum class attempt : std::uint8_t { done, no_space, swap_lost };
   bool start(std::uint32_t place) noexcept;
   attempt try_start(std::uint32_t place, bool matches, bool may_split) noexcept;

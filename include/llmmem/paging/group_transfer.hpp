@@ -109,11 +109,11 @@ static_assert(sizeof(group_stream_record) == 40 && std::is_trivially_copyable_v<
 }  // namespace detail
 
 /// Writes what the next token of a sequence reads, in every group, to `sink`: all blocks of full attention,
-/// the live blocks of windows and chunks, the last state. The importer caches that state only if it is the one
-/// at the end of a block; other lengths are hits there only if it has their states already.
+/// the live blocks of windows and chunks, the last state. The importer caches that state only if it is the
+/// one at the end of a block; other lengths are hits there only if it has their states already.
 ///
 /// The stream is little-endian: magic, version, identity of the contents, the geometry of each group, token
-/// ids, context and epoch, then the blocks as they lie in memory. The head and each block carry a 128-bit
+/// ids, context and epoch, then the blocks as they are in memory. The head and each block carry a 128-bit
 /// SipHash digest; a block's digest depends on the head and on the block's position. The stream contains no
 /// block ids and no page size, so a cache of any size can import it.
 ///

@@ -125,7 +125,7 @@ void batch_scheduler<Cache, Client, Order>::limit_releases() noexcept {
   }
 }
 
-/// Over groups, if a request that nobody can make space for lacks blocks: plans a shorter step for it, or, if
+/// Over groups, if a request lacks blocks and no preemption brings them: plans a shorter step for it, or, if
 /// its own blocks take all pages, lets it start again. Returns whether to plan again.
 template <class Cache, class Client, scheduling_order Order>
 bool batch_scheduler<Cache, Client, Order>::step_down(std::uint32_t slot) noexcept {

@@ -164,8 +164,8 @@ class scheduler_accounts {
     case layer_kind::sliding_window:
     case layer_kind::chunked_local: {
       if (group.reach > tokens) break;
-      // The first token of a step reads from `reach` - 1 tokens before it on. So many tokens in a row touch
-      // one block more than they fill, unless they begin where a block does.
+      // The first token of a step reads from `reach` - 1 tokens before it on. Consecutive tokens touch more
+      // blocks than they fill by one, unless they begin where a block does.
       const std::uint64_t row = group.reach - 1 + step;
       const bool is_aligned =
           group.kind == layer_kind::chunked_local && group.reach % group.block_tokens == 0;
@@ -262,7 +262,7 @@ class scheduler_accounts<Cache> {
     std::uint64_t lost = 0;
     for (std::size_t g = 0; g < groups().size(); ++g) {
       if (held[g] == 0) continue;
-      // What a window or a state was computed from is gone, so all of it is computed again.
+      // The blocks from which a window or a state was computed were released, so all of it is computed again.
       const bool is_full = groups()[g].kind == layer_kind::full_attention;
       const std::uint64_t tokens = is_full ? held[g] * groups()[g].block_tokens : written;
       if (tokens > lost) lost = tokens;
