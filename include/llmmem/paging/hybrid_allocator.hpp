@@ -469,8 +469,9 @@ class hybrid_allocator {
   [[nodiscard]] hit longest_hit(std::span<const token_id> tokens, place at,
                                 const prefix_context& context) const noexcept;
   result<std::uint64_t> take(std::uint32_t slot, const hit& found) noexcept;
-  result<hybrid_append> grow(std::uint32_t slot, std::uint64_t count, std::span<const std::uint64_t> leave,
+  result<hybrid_append> grow(std::uint32_t slot, std::uint64_t count, std::span<std::uint64_t> rest,
                              std::size_t first_copy) noexcept;
+  void drop_overwritten(std::uint32_t slot, std::size_t group) noexcept;
   result<hybrid_append> grow_alone(sequence_id sequence, std::uint64_t count) noexcept;
   [[nodiscard]] result<void> check_batch(std::span<const hybrid_growth> batch) noexcept;
   [[nodiscard]] detail::hybrid_batch_need count_batch(std::span<const hybrid_growth> batch) noexcept;

@@ -91,18 +91,19 @@ result<hybrid_append> hybrid_allocator<Traits>::grow_alone(sequence_id sequence,
   if (const auto fits = check_length(slot, count); !fits) return fits.error();
   for (;;) {
     release_dead(slot, records_[slot].tokens);
-    const auto grown = grow(slot, count, std::span<const std::uint64_t>(), 0);
+    const auto grown = grow(slot, count, std::span<std::uint64_t>(), 0);
     if (grown || collect() == 0)
       return grown;  // collected references may be the missing blocks, or the
                      // reason to copy
   }
 }
 
-/// @param leave  blocks of each group that must be available afterwards, or none.
+/// @param rest  blocks of each group that the batch still takes, plus those that must remain; less this
+///   growth's on return. Or none.
 /// @param first_copy  index in `copies_` of the sequence's first copy.
 template <class Traits>
 result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::uint64_t count,
-                                                     std::span<const std::uint64_t> leave,
+                                                     std::span<std::uint64_t> rest,
                                                      std::size_t first_copy) noexcept {
   record& grown = records_[slot];
   hybrid_append out{.first = grown.tokens};
@@ -119,11 +120,20 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::ui
         std::span<block_id>(row(slot, g) + groups_[g].blocks_for(grown.tokens) + skipped, needs[g].blocks())};
     out.new_blocks += needs[g].blocks();
     sources += needs[g].copies ? 1U : 0U;
+    if (!rest.empty()) rest[g] -= needs[g].blocks();
+  }
+  if (out.new_blocks == 0) {  // most steps of a decode: nothing to allocate or copy
+    for (std::size_t g = 0; g < group_count_; ++g)
+      drop_overwritten(slot, g);
+    grown.tokens += count;
+    counters_.tokens += count;
+    return out;
   }
   const bool queues = sources != 0 && is_read(grown);
   if (queues && !deferred_.fits(sources, 1))
     return refusal(errc::deferred_full, slot, sources, deferred_.free_entries());
-  const auto had = pool_.allocate(std::span(wanted).first(group_count_), leave, forget_evicted());
+  const auto had = pool_.allocate(std::span(wanted).first(group_count_), std::span<const std::uint64_t>(rest),
+                                  forget_evicted());
   if (!had) return had.error();
 
   std::array<block_id, max_layer_groups> given_back{};
@@ -158,11 +168,8 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::ui
         last = static_cast<std::uint32_t>(entries);
         if (left == 0) left = last;
       }
-    } else if (grown.tokens % of.block_tokens != 0) {
-      // The sequence was cut into cached contents and is about to overwrite them; no other sequence shares
-      // them.
-      const block_id last = row(slot, g)[entries - 1];
-      if (pool_.record(last).is_cached()) drop_contents(last);
+    } else {
+      drop_overwritten(slot, g);
     }
   }
   if (!given.empty()) static_cast<void>(let_go(slot, std::span(&given, 1)));  // cannot fail: space checked
@@ -170,6 +177,18 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::ui
   counters_.tokens += count;
   out.copies = std::span<const group_copy>(copies_.data() + first_copy, copies - first_copy);
   return out;
+}
+
+/// Drops cached contents that a sequence is about to overwrite: it was cut into them, and no other sequence
+/// shares them.
+template <class Traits>
+void hybrid_allocator<Traits>::drop_overwritten(std::uint32_t slot, std::size_t group) noexcept {
+  const layer_group& of = groups_[group];
+  const std::uint64_t tokens = records_[slot].tokens;
+  const std::uint64_t whole = tokens / of.block_tokens;
+  if (whole * of.block_tokens == tokens) return;
+  const block_id last = row(slot, group)[whole];
+  if (pool_.record(last).is_cached()) drop_contents(last);
 }
 
 // Batches
@@ -204,8 +223,6 @@ result<void> hybrid_allocator<Traits>::append_batch(std::span<const hybrid_growt
   std::size_t copies = 0;
   for (std::size_t i = 0; i < batch.size(); ++i) {
     const hybrid_growth& each = batch[i];
-    for (std::size_t g = 0; g < group_count_; ++g)
-      left[g] -= needed_for(each.sequence.slot, g, each.tokens.size() + each.unknown_tokens).blocks();
     const auto grown = grow(each.sequence.slot, each.tokens.size() + each.unknown_tokens,
                             std::span(left).first(group_count_), copies);
     if (!grown) return grown.error();  // only under a policy that breaks its contract
