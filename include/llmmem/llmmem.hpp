@@ -164,6 +164,7 @@
 #include <llmmem/paging/free_list.hpp>
 #include <llmmem/paging/group_observer.hpp>
 #include <llmmem/paging/group_tables.hpp>
+#include <llmmem/paging/group_transfer.hpp>
 #include <llmmem/paging/guarded_storage.hpp>
 #include <llmmem/paging/hybrid_allocator.hpp>
 #include <llmmem/paging/hybrid_types.hpp>

@@ -1,4 +1,4 @@
-// expect: batch_scheduler needs a paged_allocator: it counts blocks of one size
+// expect: Client must be a batch_client, over groups a group_batch_client
 #include <llmmem/paged_allocator.hpp>
 #include <llmmem/paging/batch_scheduler.hpp>
 #include <llmmem/paging/hybrid_allocator.hpp>

@@ -23,6 +23,8 @@ struct seen {
   std::uint64_t waited = 0;
   std::uint64_t invalidated = 0;
   std::uint64_t removals = 0;
+  std::uint64_t named = 0;
+  std::uint64_t deduplicated = 0;
 };
 
 template <class Traits>
@@ -40,6 +42,8 @@ seen worlds_hold(std::uint64_t count) {
     all.waited += world.waited();
     all.invalidated += world.invalidated();
     all.removals += world.removals();
+    all.named += world.named();
+    all.deduplicated += world.deduplicated();
   });
   return all;
 }
@@ -48,12 +52,15 @@ seen worlds_hold(std::uint64_t count) {
 
 TEST_CASE(
     "every sequence reads what its next token attends to, holds nothing else, and finds the longest hit") {
-  const seen all = worlds_hold<hybrid_world_traits>(400);
+  const seen all = worlds_hold<hybrid_world_traits>(450);
   MESSAGE(all.hits << " hit tokens, " << all.evictions << " evictions, " << all.refused << " refused, "
                    << all.copies << " copies, " << all.released_early << " released early, " << all.cuts
                    << " cuts, " << all.refused_cuts << " refused cuts, " << all.batches << " batches, "
                    << all.waited << " reads outlived their sequence, " << all.invalidated << " invalidated, "
-                   << all.removals << " removals");
+                   << all.removals << " removals, " << all.named << " tokens named later, "
+                   << all.deduplicated << " blocks deduplicated");
+  CHECK(all.named > in_worlds(1'000));
+  CHECK(all.deduplicated > in_worlds(100));
   CHECK(all.invalidated > in_worlds(200));
   CHECK(all.removals > in_worlds(100));
   CHECK(all.hits > in_worlds(1'000));

@@ -282,6 +282,10 @@ TEST_CASE("every operation's arguments are written in the documented order, to t
       {journal_op::invalidate, join({sequence, number})},
       {journal_op::remove, join({sequence, range})},
       {journal_op::remove_after, join({sequence, range, extra})},
+      {journal_op::name_tokens, join({sequence, tokens})},
+      {journal_op::pin, number},
+      {journal_op::unpin, number},
+      {journal_op::limit_commits, join({sequence, limit})},
   };
   for (std::size_t i = 0; i < all.size(); ++i) {
     CAPTURE(to_string(all[i].op));
@@ -498,9 +502,9 @@ TEST_CASE("an invalid record is refused with its number, its offset and the reas
     return "record 1, offset " + std::to_string(begin + offset) + ": " + why;
   };
   CHECK(reason_of({}) == at(0, "the bytes end here"));
-  CHECK(reason_of(bytes_of({34})) == at(1, "an unknown operation"));
+  CHECK(reason_of(bytes_of({static_cast<int>(last_journal_op) + 1})) == at(1, "an unknown operation"));
   CHECK(reason_of(bytes_of({0})) == at(1, "an unknown operation"));
-  CHECK(reason_of(bytes_of({28, 34})) == at(2, "an unknown operation"));
+  CHECK(reason_of(bytes_of({28, static_cast<int>(last_journal_op) + 1})) == at(2, "an unknown operation"));
   CHECK(reason_of(bytes_of({21, int{last_error_number}})) == at(2, "the bytes end here"));
   CHECK(reason_of(bytes_of({21, int{last_error_number} + 1})) == at(2, "an unknown outcome"));
   CHECK(reason_of(bytes_of({21, 0, 1, 1})) == at(3, "bytes are left over"));

@@ -156,6 +156,9 @@ class hybrid_world {
   /// Blocks that invalidations took out of the cache, and ranges that left the middle of sequences.
   [[nodiscard]] std::uint64_t invalidated() const { return invalidated_; }
   [[nodiscard]] std::uint64_t removals() const { return removals_; }
+  /// Tokens whose values came later, and blocks given up for equal ones.
+  [[nodiscard]] std::uint64_t named() const { return named_; }
+  [[nodiscard]] std::uint64_t deduplicated() const { return deduplicated_; }
 
  private:
   static constexpr std::uint32_t most_sequences = 5;
@@ -168,6 +171,9 @@ class hybrid_world {
     std::set<std::uint64_t> steps{};          // lengths at which one ended
     std::uint64_t weights = 0;                // that they were computed with
     std::uint64_t sound = ~std::uint64_t{0};  // what is behind was computed from wrong contents
+    std::uint64_t named = ~std::uint64_t{0};  // tokens from here on got no values yet
+    std::uint64_t hold = ~std::uint64_t{0};   // what tokens from here on read is kept
+    bool was_limited = false;                 // releases were, once
     llmmem::host_fence until{};  // of the last kernel that reads it, or read what it was forked from
   };
   struct cached_block {
@@ -268,7 +274,7 @@ class hybrid_world {
         } else {
           // Kept too long only where the queue had no room for it.
           must(seen || i * groups_[g].block_tokens > position || cache_.stats().deferred != 0 ||
-               waits(sequence));
+               waits(sequence) || sequence.hold < position);
         }
       }
     }
@@ -358,7 +364,10 @@ class hybrid_world {
     held_sequence fresh;
     fresh.weights = cache_.epoch();
     if (choices_.once_in(3)) fresh.context.salt[0] = 1;
-    const auto id = cache_.create(fresh.context);
+    must(cache_.create({}, {.keep = {.priority = 101}}).code() == llmmem::errc::bad_priority);
+    const auto id = cache_.create(
+        fresh.context, {.session = 1 + choices_.below(std::uint64_t{3}),
+                        .keep = {.priority = choices_.once_in(2) ? std::uint8_t{35} : std::uint8_t{90}}});
     must(id.has_value() == (living_.size() < most_sequences));
     if (!id) return must(id.code() == llmmem::errc::out_of_sequences);
     fresh.id = *id;
@@ -406,7 +415,11 @@ class hybrid_world {
     std::vector<llmmem::group_shortage> lacks(groups_.size());
     const auto lacking = cache_.shortage(sequence.id, tokens.size(), lacks);
     const std::uint64_t deferred = cache_.stats().deferred;
-    const auto done = cache_.append(sequence.id, tokens);
+    const auto blocks = cache_.blocks_to_append(sequence.id, tokens.size());
+    // Values that come later do not change what a step takes.
+    const bool extends = choices_.once_in(4);
+    const auto done =
+        extends ? cache_.extend(sequence.id, tokens.size()) : cache_.append(sequence.id, tokens);
     if (!done) {
       ++refused_;
       must(cache_.stats().tokens == before.tokens && cache_.tokens(sequence.id) == first);
@@ -419,6 +432,9 @@ class hybrid_world {
       return must(lacks[done.error().index].missing() == done.error().wanted - done.error().found);
     }
     must(!*lacking && done->first == first);
+    for (std::size_t g = 0; g < groups_.size(); ++g)
+      must(blocks[g] == lacks[g].wanted || cache_.stats().deferred < deferred);
+    if (extends && !tokens.empty()) sequence.named = std::min(sequence.named, first);
     std::uint64_t wanted = 0;
     for (const llmmem::group_shortage& each : lacks)
       wanted += each.wanted;
@@ -489,7 +505,11 @@ class hybrid_world {
     std::vector<llmmem::hybrid_growth> batch;
     std::uint64_t longest = 0;
     for (std::size_t k = 0; k < who.size(); ++k) {
-      batch.push_back({.sequence = living_[who[k]].id, .tokens = tokens[k]});
+      const std::size_t known =
+          choices_.once_in(4) ? choices_.below(std::uint64_t{tokens[k].size() + 1}) : tokens[k].size();
+      batch.push_back({.sequence = living_[who[k]].id,
+                       .tokens = std::span(tokens[k]).first(known),
+                       .unknown_tokens = tokens[k].size() - known});
       longest = std::max<std::uint64_t>(longest, living_[who[k]].expected.size() + tokens[k].size());
     }
     const bool twice = batch.size() > 1 && choices_.once_in(10);
@@ -499,8 +519,13 @@ class hybrid_world {
       leave.push_back(choices_.below(std::uint64_t{4}));
     leave.resize(leave.empty() ? 0 : groups_.size());
     std::vector<llmmem::hybrid_append> out(batch.size());
+    std::vector<llmmem::group_shortage> asked(groups_.size());
+    const auto is_short = cache_.shortage(batch, asked);
     const llmmem::hybrid_stats before = cache_.stats();
     const auto done = cache_.append_batch(batch, out, leave);
+    if (!is_short.has_value()) must(done.code() == is_short.code());
+    if (done || (leave.empty() && done.code() == llmmem::errc::out_of_group_blocks))
+      must(*is_short != done.has_value());
     const llmmem::hybrid_stats after = cache_.stats();
     std::vector<llmmem::group_shortage> lacks(groups_.size());
     if (!done) {
@@ -526,6 +551,9 @@ class hybrid_world {
     }
     for (std::size_t k = 0; k < who.size(); ++k) {
       must(out[k].first == living_[who[k]].expected.size());
+      held_sequence& grown = living_[who[k]];
+      if (batch[k].unknown_tokens != 0)
+        grown.named = std::min(grown.named, out[k].first + batch[k].tokens.size());
       write(living_[who[k]], tokens[k]);
     }
     ++batches_;
@@ -578,10 +606,10 @@ class hybrid_world {
       --below;
     while (!can_cut(sequence, above))
       ++above;
-    if (options_.max_deferred == llmmem::unlimited) {
+    if (options_.max_deferred == llmmem::unlimited && !sequence.was_limited) {
       must(nearest == llmmem::paging::cut_points{.below = below, .above = above});
     } else {
-      // States that could not be given back in time are not cut to.
+      // States that could not be given back in time, or were to be kept, are not all cut to.
       must(nearest.below <= below && nearest.above >= above);
       below = nearest.below;
       above = nearest.above;
@@ -603,6 +631,7 @@ class hybrid_world {
     sequence.expected.resize(keep);
     sequence.tokens.resize(keep);
     sequence.steps.erase(sequence.steps.upper_bound(keep), sequence.steps.end());
+    if (keep <= sequence.named) sequence.named = ~std::uint64_t{0};
     if (keep == 0) sequence.weights = cache_.epoch();
     if (keep <= sequence.sound) sequence.sound = ~std::uint64_t{0};
     cuts_ += keep != length ? 1 : 0;
@@ -630,7 +659,7 @@ class hybrid_world {
     must(cache_.commit(sequence.id, written).has_value());
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       // More than was written now: what equal blocks stood for may be cached again.
-      const std::uint64_t known = cache_.prefix_tokens(sequence.id);
+      const std::uint64_t known = std::min(cache_.prefix_tokens(sequence.id), sequence.named);
       for (std::uint64_t i = 0; (i + 1) * groups_[g].block_tokens <= known; ++i) {
         const std::span tokens = std::span(sequence.tokens).first((i + 1) * groups_[g].block_tokens);
         const llmmem::block_id block = before[g][i];
@@ -711,6 +740,11 @@ class hybrid_world {
                           sequence.tokens.begin() + static_cast<std::ptrdiff_t>(to));
     sequence.expected.erase(sequence.expected.begin() + static_cast<std::ptrdiff_t>(first),
                             sequence.expected.begin() + static_cast<std::ptrdiff_t>(to));
+    if (to == held) {
+      if (first <= sequence.named) sequence.named = ~std::uint64_t{0};
+    } else if (sequence.named > first && sequence.named != ~std::uint64_t{0}) {
+      sequence.named = sequence.named < to ? first : sequence.named - (to - first);
+    }
     if (to < held) {
       must(cache_.prefix_tokens(sequence.id) <= first);
       ++removals_;
@@ -727,12 +761,56 @@ class hybrid_world {
     }
   }
 
+  /// Gives values to the tokens that lack them, or to the first of these.
+  void name(held_sequence& sequence) {
+    const std::uint64_t held = sequence.tokens.size();
+    const std::uint64_t first = std::min(sequence.named, held);
+    const std::vector<llmmem::token_id> many(held - first + 1, 1);
+    must(cache_.name_tokens(sequence.id, many).code() == llmmem::errc::past_the_end);
+    const std::uint64_t count = choices_.once_in(3) ? choices_.below(held - first + 1) : held - first;
+    must(cache_.name_tokens(sequence.id, std::span(sequence.tokens).subspan(first, count)).has_value());
+    if (first + count == held) sequence.named = ~std::uint64_t{0};
+    if (sequence.named != ~std::uint64_t{0}) sequence.named = first + count;
+    named_ += count;
+  }
+
+  /// Equal contents are read through other blocks; nothing that is read changes.
+  void deduplicate(held_sequence& sequence) {
+    const llmmem::hybrid_stats before = cache_.stats();
+    const auto done = cache_.deduplicate(sequence.id);
+    if (!done) return must(done.code() == llmmem::errc::deferred_full && waits(sequence));
+    must(cache_.stats().deduplicated - before.deduplicated == *done);
+    must(*done == 0 || cache_.stats().pages.active_bytes < before.pages.active_bytes || waits(sequence) ||
+         cache_.stats().pages.idle_bytes <= before.pages.idle_bytes);
+    must(cache_.deduplicate(sequence.id).value() == 0);
+    deduplicated_ += *done;
+  }
+
+  /// Hints change nothing but what is evicted.
+  void hint(held_sequence& sequence) {
+    const std::uint64_t first = choices_.below(std::uint64_t{20});
+    must(cache_.retain(sequence.id, {first, first}, {}).code() == llmmem::errc::empty_range);
+    must(cache_.retain(sequence.id, {first, first + 9}, {.priority = 80, .until = now_ + 5}).has_value());
+    cache_.advance(++now_);
+    const std::vector<llmmem::token_id> tokens = prompt();
+    must(cache_.expect(tokens, sequence.context, now_) == cache_.cached_tokens(tokens, sequence.context));
+  }
+
+  /// What tokens from some position on read is kept, until the limit is raised.
+  void limit_releases(held_sequence& sequence) {
+    const bool raises = choices_.once_in(2);
+    sequence.hold = raises ? ~std::uint64_t{0} : choices_.below(sequence.tokens.size() + 1);
+    must(cache_.limit_releases(sequence.id, sequence.hold).has_value());
+    sequence.was_limited = true;
+  }
+
   void fork(const held_sequence& sequence) {
     const auto twin = cache_.fork(sequence.id);
     must(twin.has_value() == (living_.size() < most_sequences));
     if (!twin) return;
     held_sequence copy = sequence;
     copy.id = *twin;
+    copy.hold = ~std::uint64_t{0};
     living_.push_back(copy);
   }
 
@@ -740,7 +818,7 @@ class hybrid_world {
   void note_late(const held_sequence& ended, const std::vector<std::vector<llmmem::block_id>>& held,
                  std::uint64_t stamps) {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
-      const std::uint64_t known = std::min<std::uint64_t>(ended.tokens.size(), ended.sound);
+      const std::uint64_t known = std::min<std::uint64_t>({ended.tokens.size(), ended.sound, ended.named});
       for (std::uint64_t i = 0; (i + 1) * groups_[g].block_tokens <= known && i < held[g].size(); ++i) {
         const auto at = contents_.blocks.find(held[g][i]);
         if (at == contents_.blocks.end() || at->second.group != g || at->second.stamp <= stamps) continue;
@@ -789,7 +867,15 @@ class hybrid_world {
     if (living_.empty() || choices_.once_in(4)) return begin();
     const std::size_t i = choices_.below(std::uint64_t{living_.size()});
     held_sequence& sequence = living_[i];
-    switch (choices_.below(std::uint32_t{16})) {
+    switch (choices_.below(std::uint32_t{20})) {
+      case 16:
+      case 17:
+        return name(sequence);
+      case 18:
+        return deduplicate(sequence);
+      case 19:
+        if (choices_.once_in(2)) return hint(sequence);
+        return limit_releases(sequence);
       case 0:
       case 1:
         return append(sequence, prompt());
@@ -844,6 +930,9 @@ class hybrid_world {
   std::uint64_t waited_ = 0;
   std::uint64_t invalidated_ = 0;
   std::uint64_t removals_ = 0;
+  std::uint64_t named_ = 0;
+  std::uint64_t deduplicated_ = 0;
+  std::uint64_t now_ = 0;
 };
 
 }  // namespace llmmem_tests

@@ -57,7 +57,14 @@ class journal_world {
     if (random_.once_in(25)) cache_.checkpoint();
     if (living_.empty() || random_.once_in(4)) return begin();
     const llmmem::sequence_id id = random_.once_in(20) ? odd_handle() : any();
-    switch (random_.below(std::uint32_t{16})) {
+    switch (random_.below(std::uint32_t{19})) {
+      case 16:
+        return kept(cache_.name_tokens(id, prompt()));
+      case 17:
+        return pin(id);
+      case 18:
+        return kept(cache_.limit_commits(
+            id, random_.once_in(2) ? llmmem::unlimited : random_.below(std::uint64_t{20})));
       case 0:
         return kept(cache_.append(id, prompt()));
       case 1:
@@ -143,6 +150,17 @@ class journal_world {
     if (random_.once_in(2)) return {};
     return {random_.below(std::uint32_t{9}), random_.below(std::uint32_t{4}),
             random_.once_in(2) ? 12345U : living_.front().owner};
+  }
+  /// Keeps a block of a sequence, or stops to keep one.
+  void pin(llmmem::sequence_id id) {
+    const auto table = cache_.blocks(id);
+    if (!pinned_.empty() && (random_.once_in(2) || pinned_.size() == 2)) {
+      kept(cache_.unpin(pinned_.back()));
+      return pinned_.pop_back();
+    }
+    const llmmem::block_id block = table.empty() ? llmmem::block_id{random_.below(std::uint32_t{40})}
+                                                 : table[random_.below(std::uint64_t{table.size()})];
+    if (cache_.pin(block)) pinned_.push_back(block);
   }
   llmmem::host_fence fence() { return random_.once_in(2) ? stream_.issue() : llmmem::host_fence{}; }
 
@@ -256,6 +274,7 @@ class journal_world {
   llmmem::paged_options options_;
   std::string policy_;
   journal_type cache_;
+  std::vector<llmmem::block_id> pinned_;
   llmmem::host_timeline stream_;
   std::vector<llmmem::sequence_id> living_;  // and some that are not any more
   std::uint32_t owner_ = 0;

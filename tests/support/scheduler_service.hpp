@@ -13,13 +13,14 @@
 #include <vector>
 
 #include "support/toy_engine.hpp"
+#include "support/toy_group_engine.hpp"
 
 namespace llmmem_tests {
 
 /// A small service whose answers end when somebody says so.
 template <class Cache, bool Swaps, llmmem::scheduling_order Order = llmmem::first_come_first_served>
 struct service {
-  service(const llmmem::paged_options& blocks, const llmmem::scheduler_options& options, Order order = {})
+  service(const cache_options<Cache>& blocks, const llmmem::scheduler_options& options, Order order = {})
       : cache(blocks), engine(cache), scheduler(cache, engine, options, std::move(order)) {}
 
   void submit(std::uint64_t user, std::vector<llmmem::token_id> prompt,

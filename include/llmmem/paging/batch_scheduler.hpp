@@ -7,6 +7,7 @@
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/metadata.hpp>
+#include <llmmem/paging/detail/scheduler_accounts.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/paging/scheduling_order.hpp>
@@ -48,7 +49,7 @@ struct scheduler_options {
   std::uint32_t max_running = 64;         ///< requests in one step, at most the cache's `max_sequences`
   std::uint32_t max_requests = 1'024;     ///< running and waiting together
   std::uint64_t max_step_tokens = 8'192;  ///< tokens computed in one step; longer prompts are split
-  std::uint64_t watermark = 0;            ///< blocks that admission leaves to running requests
+  std::uint64_t watermark = 0;  ///< blocks (of each group) that admission leaves to running requests
   /// Steps that may be planned before the oldest of them is `completed`: 1, or 2 to plan a step while the
   /// previous one runs.
   std::uint32_t max_steps_in_flight = 1;
@@ -74,6 +75,7 @@ struct scheduled_step {
   /// have nothing to compute. If enough blocks are available, the request waits for a sequence of the cache
   /// or for a running slot.
   block_shortage blocked{};
+  std::size_t blocked_group = 0;  ///< the group of a `hybrid_allocator` that `blocked` counts
 };
 
 /// Counts since construction.
@@ -116,6 +118,16 @@ concept batch_client = requires(C& client, std::uint64_t user, const block_copy&
   { client.exhausted(user, why) } noexcept -> std::same_as<void>;
 };
 
+/// A `batch_client` of a scheduler over a `hybrid_allocator`: `copy` takes a `group_copy`, which names the
+/// group whose layers it concerns.
+template <class C>
+concept group_batch_client =
+    requires(C& client, std::uint64_t user, const group_copy& what, const failure& why) {
+      { client.tokens(user) } noexcept -> std::same_as<std::span<const token_id>>;
+      { client.copy(what) } noexcept -> std::same_as<void>;
+      { client.exhausted(user, why) } noexcept -> std::same_as<void>;
+    };
+
 /// A client that knows how many tokens the steps in flight will add to a request.
 ///
 /// `pending(user)` is asked when a step is planned while another runs that computes the request's last token.
@@ -123,9 +135,10 @@ concept batch_client = requires(C& client, std::uint64_t user, const block_copy&
 /// are reserved for them, and the next step computes them. 0: the request is left out of the step, because it
 /// will end or because its drafts may be refused. For other clients it is 1.
 template <class C>
-concept foreseeing_client = batch_client<C> && requires(C& client, std::uint64_t user) {
-  { client.pending(user) } noexcept -> std::same_as<std::uint64_t>;
-};
+concept foreseeing_client =
+    (batch_client<C> || group_batch_client<C>) && requires(C& client, std::uint64_t user) {
+      { client.pending(user) } noexcept -> std::same_as<std::uint64_t>;
+    };
 
 /// A client that can keep the KV of preempted requests elsewhere.
 ///
@@ -140,9 +153,16 @@ concept foreseeing_client = batch_client<C> && requires(C& client, std::uint64_t
 /// A store that still reads the blocks after `swap_out` has returned keeps them by a fork that is released
 /// behind the store's fence (`release_after`). The scheduler counts such blocks as coming and preempts no
 /// further request for them.
+///
+/// Over a `hybrid_allocator` the tables of `sequence` name the blocks to save: what token `written` reads, of
+/// a state the last one. `swap_in` is then called with `end` equal to that `written`, or with `first` equal
+/// to `end`: then what was saved is worth nothing, for example because a state has gone past the last token
+/// that must be computed. It writes every block that the tables name for tokens `first` to `end`; earlier
+/// blocks of windows, and states before the last one, are in no table.
 template <class C>
 concept swapping_client =
-    batch_client<C> && requires(C& client, std::uint64_t user, sequence_id sequence, std::uint64_t tokens) {
+    (batch_client<C> || group_batch_client<C>) &&
+    requires(C& client, std::uint64_t user, sequence_id sequence, std::uint64_t tokens) {
       { client.swap_out(user, sequence, tokens) } noexcept -> std::same_as<bool>;
       { client.swap_in(user, sequence, tokens, tokens) } noexcept -> std::same_as<bool>;
     };
@@ -190,9 +210,18 @@ concept swapping_client =
 /// first: see the bound of each order. *No token lost*: tokens belong to the client; the scheduler only
 /// counts them.
 ///
-/// @tparam Cache   a `paged_allocator`. A `hybrid_allocator` is refused at compile time: the scheduler counts
-///   blocks of one size, and its groups have blocks that differ.
-/// @tparam Client  a `batch_client`, perhaps a `swapping_client` or a `foreseeing_client`.
+/// *Groups of layers*: over a `hybrid_allocator` the scheduler counts the blocks of each group. Windows and
+/// chunks need blocks for their reach and one step; admission counts steps of `max_step_tokens`. If a request
+/// that runs alone lacks blocks for a step, the step is cut in half, down to one token. What a step in flight
+/// reads, and what a cut by `accepted` to any token of the last step needs, is kept (`limit_releases`).
+/// Refused drafts are cut at the nearest length that every group has: for states the last snapshot, in the
+/// sequence or in the cache. If the blocks of a request that runs alone are scattered over so many pages that
+/// another group gets none, the request is preempted, and starts again alone. The engine gives the
+/// scheduler's sequences no fences (`read_until`).
+///
+/// @tparam Cache   a `paged_allocator` or a `hybrid_allocator`.
+/// @tparam Client  a `batch_client`, over groups a `group_batch_client`; perhaps a `swapping_client` or a
+///   `foreseeing_client`.
 /// @tparam Order   a `scheduling_order`.
 ///
 /// @par Complexity   a step is O(running requests + their new blocks), admission O(prompt); if blocks run
@@ -211,10 +240,11 @@ class batch_scheduler {
   batch_scheduler(Cache& cache, Client& client, scheduler_options options, Order order = {});
 
   /// Queues a request; from now on the client's `tokens(user)` must return its prompt.
-  /// @return `errc::out_of_requests` when the scheduler already has `max_requests`, `errc::out_of_blocks` for
-  ///   a prompt that the whole cache cannot hold together with one more token, `errc::sequence_full` for a
-  ///   prompt too long for a sequence, `errc::empty_range` for one without tokens, `errc::out_of_range` for a
-  ///   class that the order does not accept.
+  /// @return `errc::out_of_requests` when the scheduler already has `max_requests`, `errc::out_of_blocks` or
+  ///   `errc::out_of_group_blocks` for a prompt that the whole cache cannot hold together with one more
+  ///   token, even if it is computed token by token, `errc::sequence_full` for a prompt too long for a
+  ///   sequence, `errc::empty_range` for one without tokens, `errc::out_of_range` for a class that the order
+  ///   does not accept.
   result<request_ticket> submit(std::uint64_t user, const prefix_context& context = {},
                                 const request_hints& hints = {}, const request_class& of = {}) noexcept;
 
@@ -250,6 +280,8 @@ class batch_scheduler {
   [[nodiscard]] std::vector<std::string> audit() const;
 
  private:
+  using accounts = detail::scheduler_accounts<Cache>;
+  using counts = typename accounts::counts;
   static constexpr std::uint64_t none = ~std::uint64_t{0};
   /// Whether the cache accepts the value of a token whose place was reserved before.
   static constexpr bool reserves = requires(Cache& cache, sequence_id sequence) {
@@ -269,6 +301,9 @@ class batch_scheduler {
     std::uint64_t written = 0;     // tokens whose KV is in the sequence
     std::uint64_t saved = 0;       // tokens whose KV the client has
     std::uint64_t cut = none;      // tokens that stand when no step in flight has work of it
+    std::uint64_t oldest = 0;      // the first token of its oldest work in flight,
+    std::uint64_t newest = 0;      // and of its newest
+    std::uint64_t restart = 0;     // it ran alone and lacked blocks for this many tokens
     std::uint32_t in_flight = 0;   // steps that have work of it
     std::uint32_t generation = 0;  // odd while the slot holds a request
     bool is_running = false;
@@ -292,8 +327,12 @@ class batch_scheduler {
                                             std::uint64_t found) const noexcept {
     return {code, index, wanted, found, options_.name.c_str()};
   }
-  [[nodiscard]] std::uint64_t blocks_for(std::uint64_t tokens) const noexcept {
-    return tokens / cache_->block_tokens() + (tokens % cache_->block_tokens() != 0 ? 1 : 0);
+  [[nodiscard]] failure too_large(std::uint32_t index, const detail::block_lack& lack) const noexcept {
+    if constexpr (accounts::is_grouped) {
+      return refusal(errc::out_of_group_blocks, lack.group, lack.needed, lack.available);
+    } else {
+      return refusal(errc::out_of_blocks, index, lack.needed, lack.available);
+    }
   }
   [[nodiscard]] result<void> check(request_ticket ticket) const noexcept;
 
@@ -304,24 +343,38 @@ class batch_scheduler {
   [[nodiscard]] std::uint64_t pending_tokens(const request& each, std::uint64_t tokens) noexcept;
   void plan_growth() noexcept;
   bool grow_running(scheduled_step& out) noexcept;
-  [[nodiscard]] std::uint64_t coming_blocks() const noexcept;
-  [[nodiscard]] std::uint64_t needed_to_grow(const paging::growth& each) const noexcept;
-  [[nodiscard]] std::uint64_t own_blocks(sequence_id sequence) const noexcept;
-  void keep_what_fits(std::uint64_t available) noexcept;
-  bool preempt_last(std::uint64_t least) noexcept;
+  [[nodiscard]] counts coming_blocks() const noexcept;
+  void keep_what_fits() noexcept;
+  bool preempt_last(const counts& missing, std::uint64_t least) noexcept;
+  bool step_down(std::uint32_t slot) noexcept;
+  void limit_releases() noexcept;
   void give_up(std::uint32_t slot, const failure& why) noexcept;
   void preempt(std::uint32_t slot) noexcept;
   [[nodiscard]] bool is_worth_saving(const request& victim) const noexcept;
   [[nodiscard]] std::uint32_t next_waiting() const noexcept;
   void admit_waiting(scheduled_step& out) noexcept;
+  /// The outcome of an attempt to start a request.
+  enum class attempt : std::uint8_t { done, no_space, swap_lost };
   bool start(std::uint32_t place) noexcept;
+  attempt try_start(std::uint32_t place, bool matches, bool may_split) noexcept;
   bool bring_back(request& starting, std::span<const token_id> tokens) noexcept;
-  [[nodiscard]] std::uint64_t needed_to_start(const request& next) const noexcept;
+  bool reserve_saved(request& starting, std::span<const token_id> tokens, std::uint64_t most) noexcept;
+  bool write_saved(request& starting, std::uint64_t first) noexcept;
+  [[nodiscard]] std::uint64_t step_limit(const request& each, std::uint64_t tokens) const noexcept;
+  [[nodiscard]] bool has_restarted() const noexcept;
+  [[nodiscard]] counts needed_to_start(const request& next) const noexcept {
+    return accounts_.to_start(client_->tokens(next.user), next.context, options_.max_step_tokens);
+  }
+  void block_on(scheduled_step& out, const counts& needed, std::uint64_t leave) const noexcept {
+    const detail::block_lack lack = accounts_.lack(needed, leave);
+    out.blocked = {.needed = lack.needed, .available = lack.available};
+    out.blocked_group = lack.group;
+  }
   [[nodiscard]] std::uint64_t blocks_left_to_runners() const noexcept {
     return running_count_ == 0 ? 0 : options_.watermark;
   }
-  void copy(const block_copy& what) noexcept {
-    if (what) client_->copy(what);
+  void copy(const typename accounts::grown& from) noexcept {
+    accounts::each_copy(from, [this](const auto& what) noexcept { client_->copy(what); });
   }
   void add_work(std::uint32_t slot, std::uint64_t first, std::uint64_t count) noexcept;
   void complete(const scheduled_work& done, const work_note& note) noexcept;
@@ -347,16 +400,17 @@ class batch_scheduler {
   }
 
   Cache* cache_;
+  accounts accounts_;
   Client* client_;
   scheduler_options options_;
   Order order_;
-  detail::fixed_array<request> requests_;          // by slot
-  detail::fixed_array<std::uint32_t> free_slots_;  // a stack
-  detail::fixed_array<std::uint32_t> running_;     // slots by arrival
-  detail::fixed_array<std::uint32_t> ranked_;      // the same slots by the order, during a step
-  detail::fixed_array<std::uint32_t> waiting_;     // a ring of slots by arrival
-  detail::fixed_array<paging::growth> growths_;    // of this step
-  detail::fixed_array<append_result> grown_;
+  detail::fixed_array<request> requests_;                   // by slot
+  detail::fixed_array<std::uint32_t> free_slots_;           // a stack
+  detail::fixed_array<std::uint32_t> running_;              // slots by arrival
+  detail::fixed_array<std::uint32_t> ranked_;               // the same slots by the order, during a step
+  detail::fixed_array<std::uint32_t> waiting_;              // a ring of slots by arrival
+  detail::fixed_array<typename accounts::growth> growths_;  // of this step
+  detail::fixed_array<typename accounts::grown> grown_;
   detail::fixed_array<std::uint32_t> growing_;  // their slots
   detail::fixed_array<scheduled_work> work_;    // of each step, max_running after each other
   detail::fixed_array<work_note> notes_;        // of each entry of work_
@@ -369,6 +423,7 @@ class batch_scheduler {
   std::uint32_t oldest_step_ = 0;
   std::uint32_t steps_in_flight_ = 0;  // not completed
   std::uint64_t step_tokens_ = 0;      // scheduled in this step
+  std::uint64_t first_part_ = none;    // the most tokens of the first request in this step
   calls calls_ = calls::all;
   std::uint64_t arrivals_ = 0;
   std::uint32_t anchor_ = 0;             // with an order that changes: the running request that stays first,

@@ -9,6 +9,7 @@
 #include <llmmem/paging/deferred_frees.hpp>
 #include <llmmem/paging/detail/block_pins.hpp>
 #include <llmmem/paging/detail/hybrid_record.hpp>
+#include <llmmem/paging/detail/sequence_record.hpp>
 #include <llmmem/paging/group_observer.hpp>
 #include <llmmem/paging/hybrid_types.hpp>
 #include <llmmem/paging/ids.hpp>
@@ -23,6 +24,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -105,7 +107,8 @@ class hybrid_allocator {
   // Sequences
 
   /// Creates a sequence without tokens. Only sequences with equal `context` share blocks.
-  result<sequence_id> create(const prefix_context& context = {}) noexcept;
+  /// @return `errc::out_of_sequences`, `errc::bad_priority`.
+  result<sequence_id> create(const prefix_context& context = {}, const request_hints& hints = {}) noexcept;
 
   /// Creates a sequence with the same tokens in the same blocks. When either sequence writes into a block
   /// that both hold, it first gets a copy. O(blocks).
@@ -146,6 +149,18 @@ class hybrid_allocator {
   ///   full, and the errors of `check` for a handle.
   result<hybrid_append> append(sequence_id sequence, std::span<const token_id> tokens) noexcept;
 
+  /// Adds `count` tokens whose values the caller does not give; nothing from there on is cached until
+  /// `name_tokens` gives the values. @return as `append`.
+  result<hybrid_append> extend(sequence_id sequence, std::uint64_t count) noexcept;
+
+  /// Gives values to the first tokens of a sequence that have none (`extend`,
+  /// `hybrid_growth::unknown_tokens`, and all tokens after these), in order, see
+  /// `paged_allocator::name_tokens`. Blocks stay where they are. A block that left its window before its
+  /// tokens had values is not cached. If forks give different values to tokens of one block, the first commit
+  /// names the block.
+  /// @return `errc::past_the_end` for more values than tokens lack one.
+  result<void> name_tokens(sequence_id sequence, std::span<const token_id> tokens) noexcept;
+
   /// Grows all sequences of a batch (its next step), or none. `out[i]` is what `append` would have returned
   /// for `batch[i]`, in the order of the batch; carry out all copies before anything is written. The blocks
   /// of the whole batch, copies on write included, are counted before anything changes, so a refused batch
@@ -166,10 +181,22 @@ class hybrid_allocator {
   [[nodiscard]] hybrid_cost cost(std::span<const token_id> tokens,
                                  const prefix_context& context = {}) const noexcept;
 
-  /// Computes what `append` of `count` tokens would need of each group, and returns whether it is available.
-  /// `out` has one entry per group. Releases blocks that no later token reads. It ignores whether kernels may
-  /// still read the sources of copies, so `append` may still return `errc::deferred_full`.
+  /// Computes what `append` of `count` tokens would need of each group, and returns whether any group lacks
+  /// it. `out` has one entry per group. Releases blocks that no later token reads. It ignores whether kernels
+  /// may still read the sources of copies, so `append` may still return `errc::deferred_full`.
   result<bool> shortage(sequence_id sequence, std::uint64_t count, std::span<group_shortage> out) noexcept;
+
+  /// Computes what `append_batch` of `batch` would need of each group, and returns whether any group lacks
+  /// it. Releases blocks that no later token reads. @return also the errors of `append_batch` for a batch.
+  result<bool> shortage(std::span<const hybrid_growth> batch, std::span<group_shortage> out) noexcept;
+
+  /// Returns the blocks of each group that `append` of `count` tokens would take now; 0 for a handle that
+  /// `check` refuses. O(groups).
+  [[nodiscard]] std::array<std::uint64_t, max_layer_groups> blocks_to_append(
+      sequence_id sequence, std::uint64_t count) const noexcept;
+
+  /// Returns the references to blocks of each group that wait for a fence. O(references).
+  [[nodiscard]] std::array<std::uint64_t, max_layer_groups> deferred_by_group() const noexcept;
 
   /// Declares the KV, and the states at the ends of blocks, written for the first `written` tokens (default:
   /// all): full blocks become cached, and blocks that no later token reads are released. Returns how many
@@ -206,6 +233,26 @@ class hybrid_allocator {
   /// @return `errc::past_the_end`, and the errors of `check` for a handle.
   [[nodiscard]] result<paging::cut_points> nearest_cuts(sequence_id sequence,
                                                         std::uint64_t tokens) const noexcept;
+
+  /// Replaces the sequence's own full blocks by cached blocks with equal contents, in every group, and
+  /// releases its own. Returns the number replaced. The block tables change: upload them again before the
+  /// next kernel. With `..._after`, kernels may read the released blocks until the fence has passed.
+  /// @return `errc::deferred_full` as in `truncate_after`; then nothing was replaced. O(table entries).
+  result<std::uint64_t> deduplicate(sequence_id sequence) noexcept;
+  result<std::uint64_t> deduplicate_after(sequence_id sequence, const fence_type& after) noexcept;
+
+  // What is worth keeping, see `paged_allocator`
+
+  /// Sets the worth of the sequence's blocks, in every group, that hold tokens of `range`: at once for blocks
+  /// already cached, for others when they are committed. It has no effect under a policy that does not
+  /// retain.
+  result<void> retain(sequence_id sequence, token_range range, retention keep) noexcept;
+  /// Gives the policies of all groups the current time, for `retention::until`. Time never goes back.
+  void advance(std::uint64_t now) noexcept { pool_.advance(now); }
+  /// Informs the policies that a waiting request will read what a hit of these tokens reads in every group,
+  /// or will no longer do so (`access_hint::never`). Returns how many tokens the hit has.
+  std::uint64_t expect(std::span<const token_id> tokens, const prefix_context& context,
+                       std::uint64_t next_use) noexcept;
 
   /// Returns how many leading tokens `match` would find. Changes nothing.
   [[nodiscard]] std::uint64_t cached_tokens(std::span<const token_id> tokens,
@@ -275,6 +322,14 @@ class hybrid_allocator {
   /// truncates the sequence to `tokens` or less.
   /// @return the errors of `check` for a handle.
   result<void> limit_commits(sequence_id sequence, std::uint64_t tokens) noexcept;
+
+  /// Keeps the blocks that tokens from position `tokens` on read, although the sequence is longer: for
+  /// kernels that still compute those tokens, and for drafts of which a part may be refused. `truncate` to
+  /// `tokens` or more stays possible; for states, to the ends of blocks after `tokens`. The limit holds until
+  /// the caller raises it (`unlimited`); blocks that it keeps are released by the calls that follow. A fork
+  /// has none.
+  /// @return the errors of `check` for a handle.
+  result<void> limit_releases(sequence_id sequence, std::uint64_t tokens) noexcept;
 
   // What a sequence holds
 
@@ -367,6 +422,19 @@ class hybrid_allocator {
   [[nodiscard]] std::span<const token_id> chunk(std::uint32_t slot, std::uint64_t i) const noexcept {
     return {tokens_.data() + slot * max_sequence_tokens_ + i * chunk_tokens_, chunk_tokens_};
   }
+  void store_tokens(std::uint32_t slot, std::uint64_t first, std::span<const token_id> tokens) noexcept {
+    token_id* const to = tokens_.data() + slot * max_sequence_tokens_ + first;
+    if (!tokens.empty()) std::memcpy(to, tokens.data(), tokens.size_bytes());
+  }
+  /// Records that tokens from `first` on have no values; values given after these do not count.
+  void lose_tokens(std::uint32_t slot, std::uint64_t first) noexcept {
+    if (first < records_[slot].unnamed) records_[slot].unnamed = first;
+  }
+  /// The tokens of a sequence that may be cached.
+  [[nodiscard]] static std::uint64_t cacheable(const record& sequence) noexcept {
+    std::uint64_t end = sequence.sound < sequence.limit ? sequence.sound : sequence.limit;
+    return end < sequence.unnamed ? end : sequence.unnamed;
+  }
   [[nodiscard]] auto forget_evicted() noexcept {
     return [this](std::span<const block_id> blocks) noexcept {
       for (const block_id block : blocks)
@@ -391,6 +459,9 @@ class hybrid_allocator {
     return sequence.dead[group] > dead_from(group) ? sequence.dead[group] : dead_from(group);
   }
   static constexpr bool is_observed = !std::is_same_v<observer_type, ignore_group_cache_events>;
+  [[nodiscard]] retention kept(std::uint32_t slot, std::size_t group, std::uint64_t block) const noexcept;
+  [[nodiscard]] access_hint hint_for(std::uint32_t slot, std::size_t group, std::uint64_t block,
+                                     std::uint64_t content) const noexcept;
   void tell_cached(const place& at, std::uint32_t slot, std::size_t group, std::uint64_t block) noexcept;
   void tell_shared(std::uint32_t slot, std::uint64_t length) noexcept;
   [[nodiscard]] need needed_for(std::uint32_t slot, std::size_t group, std::uint64_t count) const noexcept;
@@ -398,8 +469,11 @@ class hybrid_allocator {
   [[nodiscard]] hit longest_hit(std::span<const token_id> tokens, place at,
                                 const prefix_context& context) const noexcept;
   result<std::uint64_t> take(std::uint32_t slot, const hit& found) noexcept;
-  result<hybrid_append> grow(std::uint32_t slot, std::span<const token_id> tokens,
-                             std::span<const std::uint64_t> leave, std::size_t first_copy) noexcept;
+  result<hybrid_append> grow(std::uint32_t slot, std::uint64_t count, std::span<std::uint64_t> rest,
+                             std::size_t first_copy) noexcept;
+  void drop_overwritten(std::uint32_t slot, std::size_t group) noexcept;
+  result<hybrid_append> grow_alone(sequence_id sequence, std::uint64_t count) noexcept;
+  [[nodiscard]] result<void> check_batch(std::span<const hybrid_growth> batch) noexcept;
   [[nodiscard]] detail::hybrid_batch_need count_batch(std::span<const hybrid_growth> batch) noexcept;
   [[nodiscard]] bool is_read(record& sequence) noexcept;
   template <class Visit>
@@ -451,6 +525,7 @@ class hybrid_allocator {
   detail::fixed_array<group_copy> copies_;
   deferred_frees<fence_type> deferred_;
   detail::block_pins pins_;
+  detail::fixed_array<detail::retained_ranges> retained_;  // by slot; empty for a policy that does not retain
   std::uint64_t batches_ = 0;
   std::uint64_t losses_ = 0;  // contents that were dropped
   LLMMEM_NO_UNIQUE_ADDRESS observer_type observer_;

@@ -67,6 +67,7 @@ struct group_copy {
 struct hybrid_growth {
   sequence_id sequence{};
   std::span<const token_id> tokens{};
+  std::uint64_t unknown_tokens = 0;  ///< tokens without given values, as in `extend`, after `tokens`
 };
 
 /// The result of `append`.
@@ -124,6 +125,7 @@ struct hybrid_stats {
   std::uint64_t invalidated = 0;     ///< blocks that `invalidate` removed from the cache
   std::uint64_t deferred = 0;        ///< references waiting for a fence
   std::uint64_t copies = 0;          ///< copies on write; states that continue in a new block are not counted
+  std::uint64_t deduplicated = 0;    ///< blocks released in favour of equal cached ones
   super_page_stats pages{};
   std::size_t metadata_bytes = 0;
   std::size_t verification_bytes = 0;

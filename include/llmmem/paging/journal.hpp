@@ -125,6 +125,10 @@ class journaled {
     return run(journal_op::extend, {.sequence = sequence, .number = count},
                [&]() noexcept { return cache_.extend(sequence, count); });
   }
+  result<void> name_tokens(sequence_id sequence, std::span<const token_id> tokens) noexcept {
+    return run(journal_op::name_tokens, {.sequence = sequence, .tokens = tokens},
+               [&]() noexcept { return cache_.name_tokens(sequence, tokens); });
+  }
   result<void> append_batch(std::span<const growth> batch, std::span<append_result> out,
                             std::uint64_t leave = 0) noexcept {
     const detail::journal_arguments given{.number = leave, .extra = out.size(), .batch = batch};
@@ -218,6 +222,17 @@ class journaled {
                        const auto done = cache_.remove_after(sequence, range, point);
                        return std::pair(done, done && *done != 0);
                      });
+  }
+  result<void> pin(block_id block) noexcept {
+    return run(journal_op::pin, {.number = to_index(block)}, [&]() noexcept { return cache_.pin(block); });
+  }
+  result<void> unpin(block_id block) noexcept {
+    return run(journal_op::unpin, {.number = to_index(block)},
+               [&]() noexcept { return cache_.unpin(block); });
+  }
+  result<void> limit_commits(sequence_id sequence, std::uint64_t tokens) noexcept {
+    return run(journal_op::limit_commits, {.sequence = sequence, .number = tokens},
+               [&]() noexcept { return cache_.limit_commits(sequence, tokens); });
   }
   result<std::uint64_t> resize(std::uint64_t blocks) noexcept {
     return run(journal_op::resize, {.number = blocks}, [&]() noexcept { return cache_.resize(blocks); });

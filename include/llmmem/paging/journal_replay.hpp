@@ -101,12 +101,14 @@ class replayed {
     return recorded;
   }
 
-  /// Ends all sequences and drops all references that wait for fences, because the kernels that used them
-  /// ended with the process. Cached contents stay, idle.
+  /// Ends all sequences and pins, and drops all references that wait for fences, because the kernels that
+  /// used them ended with the process. Cached contents stay, idle.
   void release_all() noexcept {
     for (const sequence_id each : sequences_)
       static_cast<void>(cache_.release(each));
     sequences_.clear();
+    for (; !pinned_.empty(); pinned_.pop_back())
+      static_cast<void>(cache_.unpin(pinned_.back()));
     passed_ = ~std::uint64_t{0};
     cache_.collect();
   }
@@ -208,6 +210,18 @@ class replayed {
   }
 
   void follow(const detail::owned_record& again, const detail::journal_outcome& came) {
+    if (again.op == journal_op::pin || again.op == journal_op::unpin) {
+      const block_id block{static_cast<std::uint32_t>(again.given.number)};
+      if (again.op == journal_op::pin) {
+        pinned_.push_back(block);
+      } else {
+        std::size_t i = 0;
+        while (pinned_[i] != block)
+          ++i;
+        pinned_.erase(pinned_.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+      return;
+    }
     const bool is_new = again.op == journal_op::create || again.op == journal_op::fork;
     const bool ends = again.op == journal_op::release || again.op == journal_op::release_after;
     if (!is_new && !ends) return;
@@ -228,6 +242,7 @@ class replayed {
   std::uint64_t passed_ = 0;  // read by the cache's fences
   Cache cache_;
   std::vector<sequence_id> sequences_;
+  std::vector<block_id> pinned_;
   std::vector<append_result> grown_;
   std::optional<journal_divergence> divergence_;
   std::exception_ptr failed_;  // thrown by a callback, which may not let it escape

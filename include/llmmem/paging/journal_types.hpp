@@ -56,12 +56,16 @@ enum class journal_op : std::uint8_t {
   invalidate = 31,
   remove = 32,
   remove_after = 33,
+  name_tokens = 34,
+  pin = 35,
+  unpin = 36,
+  limit_commits = 37,
 };
-inline constexpr journal_op last_journal_op = journal_op::remove_after;
+inline constexpr journal_op last_journal_op = journal_op::limit_commits;
 
 /// Returns the name of the operation in error texts.
 [[nodiscard]] constexpr std::string_view to_string(journal_op op) noexcept {
-  constexpr std::array<std::string_view, 34> names{"",
+  constexpr std::array<std::string_view, 38> names{"",
                                                    "create",
                                                    "fork",
                                                    "release",
@@ -94,7 +98,11 @@ inline constexpr journal_op last_journal_op = journal_op::remove_after;
                                                    "invalidate",
                                                    "invalidate",
                                                    "remove",
-                                                   "remove_after"};
+                                                   "remove_after",
+                                                   "name_tokens",
+                                                   "pin",
+                                                   "unpin",
+                                                   "limit_commits"};
   const auto number = static_cast<std::size_t>(op);
   return number != 0 && number < names.size() ? names[number] : "unknown operation";
 }

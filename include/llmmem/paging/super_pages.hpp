@@ -114,6 +114,20 @@ class super_page_pool {
   /// Reports an access to a cached block to the policy.
   void touch(block_id block, const access_hint& hint = {}) noexcept;
 
+  /// Passes on what the caller knows of a cached block's future to its group's policy, see `eviction_policy`.
+  void expect(block_id block, std::uint64_t next_use) noexcept {
+    const std::size_t group = group_of(block);
+    detail::expect(*evictions_by_group_[group], slot(block, groups_[group]), next_use);
+  }
+  void retain(block_id block, retention keep) noexcept {
+    const std::size_t group = group_of(block);
+    detail::retain(*evictions_by_group_[group], slot(block, groups_[group]), keep);
+  }
+  void advance(std::uint64_t now) noexcept {
+    for (std::size_t g = 0; g < group_count_; ++g)
+      detail::advance(*evictions_by_group_[g], now);
+  }
+
   /// Drops the contents of `pages` pages, the cheapest first, so that they become free; returns how many.
   template <eviction_callback OnEvict = ignore_eviction>
   std::uint64_t reclaim_pages(std::uint64_t pages, OnEvict&& on_evict = {}) noexcept;

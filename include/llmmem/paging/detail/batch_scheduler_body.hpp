@@ -35,6 +35,7 @@ template <class Cache, class Client, scheduling_order Order>
 batch_scheduler<Cache, Client, Order>::batch_scheduler(Cache& cache, Client& client,
                                                        scheduler_options options, Order order)
     : cache_(&cache),
+      accounts_(cache),
       client_(&client),
       options_(detail::checked_scheduler_options(std::move(options))),
       order_(std::move(order)),
@@ -43,24 +44,21 @@ batch_scheduler<Cache, Client, Order>::batch_scheduler(Cache& cache, Client& cli
       running_(options_.max_running, options_.metadata, "batch_scheduler: running"),
       ranked_(options_.max_running, options_.metadata, "batch_scheduler: ranked"),
       waiting_(options_.max_requests, options_.metadata, "batch_scheduler: waiting"),
-      growths_(options_.max_running, paging::growth{}, options_.metadata, "batch_scheduler: growths"),
-      grown_(options_.max_running, append_result{}, options_.metadata, "batch_scheduler: grown"),
+      growths_(options_.max_running, typename accounts::growth{}, options_.metadata,
+               "batch_scheduler: growths"),
+      grown_(options_.max_running, typename accounts::grown{}, options_.metadata, "batch_scheduler: grown"),
       growing_(options_.max_running, options_.metadata, "batch_scheduler: growing"),
       work_(std::uint64_t{options_.max_running} * options_.max_steps_in_flight, scheduled_work{},
             options_.metadata, "batch_scheduler: work"),
       notes_(work_.size(), work_note{}, options_.metadata, "batch_scheduler: notes"),
       free_slot_count_(options_.max_requests) {
   // Checked here, not on the template parameter, so that an engine may hold its scheduler as a member.
-  static_assert(batch_client<Client>, "Client must be a batch_client: noexcept tokens, copy and exhausted");
+  static_assert(detail::grouped_cache<Cache> || detail::uniform_cache<Cache>,
+                "Cache must be a paged_allocator or a hybrid_allocator");
   static_assert(
-      requires(const Cache& of, sequence_id sequence) {
-        of.block_tokens();
-        of.blocks(sequence);
-        of.pool().available();
-      },
-      "batch_scheduler needs a paged_allocator: it counts blocks of one size. A hybrid_allocator has groups "
-      "of "
-      "blocks that differ; schedule it with its cost, append_batch and shortage");
+      accounts::is_grouped ? group_batch_client<Client> : batch_client<Client>,
+      "Client must be a batch_client, over groups a group_batch_client: noexcept tokens, copy (of a "
+      "block_copy, over groups of a group_copy) and exhausted");
   for (std::uint32_t i = 0; i < free_slot_count_; ++i)
     free_slots_[i] = free_slot_count_ - 1 - i;
 }
@@ -87,8 +85,7 @@ result<request_ticket> batch_scheduler<Cache, Client, Order>::submit(std::uint64
   if (const auto accepted = order_.check(of); !accepted) return accepted.error();
   if (tokens + 1 > cache_->max_sequence_tokens())
     return refusal(errc::sequence_full, 0, tokens + 1, cache_->max_sequence_tokens());
-  if (const std::uint64_t needed = blocks_for(tokens + 1); needed > cache_->pool().blocks())
-    return refusal(errc::out_of_blocks, 0, needed, cache_->pool().blocks());
+  if (const detail::block_lack lack = accounts_.lack_alone(tokens + 1); lack.any) return too_large(0, lack);
   if (free_slot_count_ == 0) return refusal(errc::out_of_requests, 0, 1, requests_.size());
 
   const std::uint32_t slot = free_slots_[--free_slot_count_];
@@ -115,16 +112,14 @@ result<scheduled_step> batch_scheduler<Cache, Client, Order>::step() noexcept {
   std::uint32_t& work_count = work_counts_[planned_step()];
   work_count = 0;
   step_tokens_ = 0;
+  first_part_ = none;
   calls_ = calls::none;
   const bool all_kept = grow_running(out);
   const auto is_stuck = [&] { return work_count == 0 && out.blocked.needed == 0; };
   // A request that has just been preempted would take back the blocks that it gave to the running ones.
   if (all_kept || is_stuck()) admit_waiting(out);
-  if (is_stuck() && waiting_count_ != 0) {
-    out.blocked = {
-        .needed = needed_to_start(requests_[waiting_at(next_waiting())]) + blocks_left_to_runners(),
-        .available = cache_->pool().available()};
-  }
+  if (is_stuck() && waiting_count_ != 0)
+    block_on(out, needed_to_start(requests_[waiting_at(next_waiting())]), blocks_left_to_runners());
   calls_ = calls::all;
   out.work = {work_.data() + first_work(planned_step()), work_count};
   steps_in_flight_ += work_count != 0 ? 1U : 0U;
@@ -156,9 +151,31 @@ template <class Cache, class Client, scheduling_order Order>
 void batch_scheduler<Cache, Client, Order>::cut_back(request& each) noexcept {
   if (each.cut == none || each.in_flight != 0) return;
   if (each.cut < each.planned) {
-    static_cast<void>(cache_->truncate(each.sequence, each.cut));  // cannot fail: it holds more tokens
     counters_.taken_back += each.planned - each.cut;
+    if constexpr (accounts::is_grouped) {
+      // Where a group lacks what the next token reads, the sequence goes back to the last length that has it.
+      const auto tokens = client_->tokens(each.user);
+      const auto nearest = cache_->nearest_cuts(each.sequence, each.cut);
+      const std::uint64_t kept = nearest ? nearest->below : 0;
+      const auto stands =
+          tokens.first(static_cast<std::size_t>(each.cut < tokens.size() ? each.cut : tokens.size()));
+      if (kept < each.cut && cache_->cached_tokens(stands, each.context) > kept) {
+        static_cast<void>(cache_->release(each.sequence));  // cannot fail: the scheduler owns it
+        each.sequence =
+            cache_->create(each.context, each.hints).value();  // the sequence that was just released
+        const auto hit = cache_->match(each.sequence, stands);
+        each.cut = hit ? hit->tokens : 0;
+      } else {
+        static_cast<void>(cache_->truncate(each.sequence, kept));  // cannot fail: every group has this length
+        each.cut = kept;
+      }
+    } else {
+      static_cast<void>(cache_->truncate(each.sequence, each.cut));  // cannot fail: it holds more tokens
+    }
     each.planned = each.cut;
+    if constexpr (accounts::is_grouped) {
+      if (each.planned < each.restart) static_cast<void>(cache_->limit_commits(each.sequence, 0));
+    }
   }
   if (each.cut < each.known) each.known = each.cut;
   if (each.cut < each.written) each.written = each.cut;
@@ -205,7 +222,7 @@ std::uint64_t batch_scheduler<Cache, Client, Order>::pending_tokens(const reques
     if constexpr (foreseeing_client<Client>) pending = client_->pending(each.user);
     const std::uint64_t longest = cache_->max_sequence_tokens();
     if (pending > longest - tokens) return 0;  // decided when the tokens exist
-    return blocks_for(tokens + pending) <= cache_->pool().blocks() ? pending : 0;
+    return accounts_.lack_alone(tokens + pending).any ? 0 : pending;
   } else {
     return 0;
   }
@@ -225,7 +242,7 @@ std::uint32_t batch_scheduler<Cache, Client, Order>::next_waiting() const noexce
 
 template <class Cache, class Client, scheduling_order Order>
 void batch_scheduler<Cache, Client, Order>::admit_waiting(scheduled_step& out) noexcept {
-  while (waiting_count_ != 0 && running_count_ < options_.max_running &&
+  while (!has_restarted() && waiting_count_ != 0 && running_count_ < options_.max_running &&
          step_tokens_ < options_.max_step_tokens) {
     const std::uint32_t place = next_waiting();
     const std::uint32_t slot = waiting_at(place);
@@ -239,74 +256,123 @@ void batch_scheduler<Cache, Client, Order>::admit_waiting(scheduled_step& out) n
       give_up(slot, refusal(errc::sequence_full, slot, tokens, cache_->max_sequence_tokens()));
       continue;
     }
-    const std::uint64_t needed = needed_to_start(next);
+    if (next.restart != 0 && running_count_ != 0) return;  // it starts alone
+    const counts needed = needed_to_start(next);
     const std::uint64_t leave = blocks_left_to_runners();
-    const std::uint64_t available = cache_->pool().available();
-    const bool fits = leave <= available && needed <= available - leave;
+    bool fits = !accounts_.lack(needed, leave).any;
     if (!fits && cache_->collect() != 0) continue;  // the blocks collected may be enough
+    if constexpr (accounts::is_grouped) {
+      // Alone, it may go in smaller steps than the count assumes.
+      fits = fits || (running_count_ == 0 && accounts_.is_alone({}) && !accounts_.lack_alone(tokens).any);
+    }
     if (!fits || !start(place)) {
       if (running_count_ == 0) {
-        if (blocks_for(client_->tokens(next.user).size()) >
-            cache_->pool().blocks()) {  // it grew while it waited, or the pool shrank
-          give_up(slot, refusal(errc::out_of_blocks, slot, needed, available));
+        if (const auto lack = accounts_.lack_alone(tokens);
+            lack.any) {  // it grew while it waited, or the pool shrank
+          give_up(slot, too_large(slot, accounts_.lack(needed, leave)));
           continue;
         }
-        out.blocked = {.needed = needed, .available = available};
+        block_on(out, needed, leave);
       }
       return;
     }
   }
 }
 
-/// Blocks for all tokens of a request. The last token is always computed, because the next one needs it.
+/// Whether a request that was preempted to get its pages back has not yet passed the length at which it
+/// lacked blocks: until then it stays alone.
 template <class Cache, class Client, scheduling_order Order>
-std::uint64_t batch_scheduler<Cache, Client, Order>::needed_to_start(const request& next) const noexcept {
-  const auto tokens = client_->tokens(next.user);
-  const auto cacheable = tokens.first(tokens.size() - 1);
-  const std::uint64_t last = cacheable.size() % cache_->block_tokens() == 0 ? 1 : 0;
-  return cache_->cost(cacheable, next.context).needed() + last;
+bool batch_scheduler<Cache, Client, Order>::has_restarted() const noexcept {
+  if constexpr (accounts::is_grouped) {
+    for (std::uint32_t i = 0; i < running_count_; ++i) {
+      if (requests_[running_[i]].planned < requests_[running_[i]].restart) return true;
+    }
+  }
+  return false;
 }
 
 /// Moves a waiting request to the running ones; returns false if it does not fit after all.
 template <class Cache, class Client, scheduling_order Order>
 bool batch_scheduler<Cache, Client, Order>::start(std::uint32_t place) noexcept {
+  const bool is_first = accounts::is_grouped && running_count_ == 0;
+  // A match takes blocks from everywhere, so they may hold pages that other groups need.
+  const bool matches = requests_[waiting_at(place)].restart == 0;
+  attempt done = try_start(place, matches, is_first);
+  if (done == attempt::swap_lost) done = try_start(place, matches, is_first);
+  // Without a match, then without what was saved.
+  for (int left = 3; is_first && done != attempt::done && left > 0; --left)
+    done = try_start(place, false, true);
+  return done == attempt::done;
+}
+
+/// @param matches  whether it takes what the cache has of its tokens.
+/// @param may_split  whether its first step may be shorter than the budget allows.
+template <class Cache, class Client, scheduling_order Order>
+typename batch_scheduler<Cache, Client, Order>::attempt batch_scheduler<Cache, Client, Order>::try_start(
+    std::uint32_t place, bool matches, bool may_split) noexcept {
   const std::uint32_t slot = waiting_at(place);
   request& starting = requests_[slot];
   const auto tokens = client_->tokens(starting.user);
   const auto sequence = cache_->create(starting.context, starting.hints);
-  if (!sequence) return false;
+  if (!sequence) return attempt::no_space;
   starting.sequence = *sequence;
-  const auto hit = cache_->match(*sequence, tokens.first(tokens.size() - 1));
-  starting.written = hit ? hit->tokens : 0;
-  if (hit) copy(hit->copy);
-  const auto take_back = [&]() noexcept {
+  if constexpr (accounts::is_grouped) {
+    if (starting.restart != 0) {
+      // It is alone. Idle blocks, others' or its own, would scatter its blocks over pages.
+      cache_->drop_idle();
+      static_cast<void>(cache_->limit_commits(*sequence, 0));
+    }
+  }
+  if (matches) {
+    const auto hit = cache_->match(*sequence, tokens.first(tokens.size() - 1));
+    starting.written = hit ? hit->tokens : 0;
+    if constexpr (!accounts::is_grouped) {
+      if (hit) copy(append_result{.copy = hit->copy});
+    }
+  }
+  const auto take_back = [&](attempt why) noexcept {
     static_cast<void>(cache_->release(*sequence));  // cannot fail: the scheduler owns it
     starting.sequence = {};
     starting.written = 0;
-    return false;
+    return why;
   };
-  if (!bring_back(starting, tokens)) return take_back();
-
+  if constexpr (!accounts::is_grouped) {
+    if (!bring_back(starting, tokens)) return take_back(attempt::no_space);
+  }
+  const std::uint64_t first = starting.written;
+  const std::uint64_t most = step_limit(starting, tokens.size());
+  const auto lacks_space = [&]() noexcept {
+    // Alone, it is computed again in steps that fit.
+    if (may_split && first == 0) starting.saved = 0;
+    return take_back(attempt::no_space);
+  };
+  if (!reserve_saved(starting, tokens, most)) return lacks_space();
   const auto rest = tokens.subspan(static_cast<std::size_t>(starting.written));
-  const std::uint64_t budget = options_.max_step_tokens - step_tokens_;
-  const auto part = rest.first(static_cast<std::size_t>(rest.size() < budget ? rest.size() : budget));
-  const auto grown = cache_->append(*sequence, part);
-  if (!grown) return take_back();
-  copy(grown->copy);
+  const std::uint64_t left = options_.max_step_tokens - step_tokens_;
+  const std::uint64_t budget = left < most ? left : most;
+  auto part = rest.first(static_cast<std::size_t>(rest.size() < budget ? rest.size() : budget));
+  auto grown = cache_->append(*sequence, part);
+  while (!grown && may_split && part.size() > 1) {
+    part = part.first(part.size() / 2);
+    grown = cache_->append(*sequence, part);
+  }
+  if (!grown) return lacks_space();
+  if (!write_saved(starting, first)) return take_back(attempt::swap_lost);
+  copy(*grown);
   stop_waiting(place);
   run(slot);
   ++(starting.has_run ? counters_.resumed : counters_.admitted);
   starting.has_run = true;
   starting.known = starting.written + part.size();
   add_work(slot, starting.written, part.size());
-  return true;
+  return attempt::done;
 }
 
 /// Lets the client write the KV it saved, as far as the cache lacks it; returns false if there is no space.
 template <class Cache, class Client, scheduling_order Order>
 bool batch_scheduler<Cache, Client, Order>::bring_back(request& starting,
                                                        std::span<const token_id> tokens) noexcept {
-  if constexpr (swapping_client<Client>) {
+  if constexpr (swapping_client<Client> && !accounts::is_grouped) {
     if (!starting.is_saved) return true;
     const std::uint64_t first = starting.written;
     // The last token is always computed.
@@ -315,7 +381,7 @@ bool batch_scheduler<Cache, Client, Order>::bring_back(request& starting,
     const auto span = tokens.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(end - first));
     const auto grown = cache_->append(starting.sequence, span);
     if (!grown) return false;
-    copy(grown->copy);
+    copy(*grown);
     starting.is_saved = false;
     starting.saved = 0;
     if (client_->swap_in(starting.user, starting.sequence, first, end)) {
@@ -325,6 +391,56 @@ bool batch_scheduler<Cache, Client, Order>::bring_back(request& starting,
     }
   }
   return true;
+}
+
+/// Over groups, allocates the blocks of the tokens that the client saved, in parts of `most` tokens, so that
+/// windows do not hold all of them: each append releases what the one before it does not read. No copy is
+/// carried out, because the client writes all blocks that remain. Returns false if there is no space.
+template <class Cache, class Client, scheduling_order Order>
+bool batch_scheduler<Cache, Client, Order>::reserve_saved(request& starting, std::span<const token_id> tokens,
+                                                          std::uint64_t most) noexcept {
+  if constexpr (swapping_client<Client> && accounts::is_grouped) {
+    if (!starting.is_saved) return true;
+    // Windows and states are saved as the token after the saved ones reads them, and the last token is always
+    // computed.
+    const std::uint64_t end = starting.saved < tokens.size() ? starting.saved : 0;
+    while (starting.written < end) {
+      const std::uint64_t part = end - starting.written < most ? end - starting.written : most;
+      if (!cache_->append(starting.sequence, tokens.subspan(static_cast<std::size_t>(starting.written),
+                                                            static_cast<std::size_t>(part))))
+        return false;
+      starting.written += part;
+    }
+  }
+  return true;
+}
+
+/// Over groups, lets the client write what it saved, after the hit of `first` tokens; returns false if it is
+/// lost.
+template <class Cache, class Client, scheduling_order Order>
+bool batch_scheduler<Cache, Client, Order>::write_saved(request& starting, std::uint64_t first) noexcept {
+  if constexpr (swapping_client<Client> && accounts::is_grouped) {
+    if (!starting.is_saved) return true;
+    starting.is_saved = false;
+    starting.saved = 0;
+    const bool is_back = client_->swap_in(starting.user, starting.sequence, first, starting.written);
+    return is_back || starting.written == first;
+  }
+  return true;
+}
+
+/// The most tokens of a request's next step: a request that started again because its blocks were scattered
+/// takes steps that leave every group its pages.
+template <class Cache, class Client, scheduling_order Order>
+std::uint64_t batch_scheduler<Cache, Client, Order>::step_limit(const request& each,
+                                                                std::uint64_t tokens) const noexcept {
+  std::uint64_t most = options_.max_step_tokens;
+  if constexpr (accounts::is_grouped) {
+    if (each.planned >= each.restart) return most;
+    while (most > 1 && accounts_.lack_alone(tokens, most).any)
+      most /= 2;
+  }
+  return most;
 }
 
 template <class Cache, class Client, scheduling_order Order>
@@ -341,6 +457,12 @@ void batch_scheduler<Cache, Client, Order>::add_work(std::uint32_t slot, std::ui
     worker.computed = end;
   }
   worker.planned = end;
+  worker.newest = first;
+  if (worker.in_flight == 0) {
+    worker.oldest = first;
+    // A cut to any of the step's tokens stays possible until the next step is planned.
+    if constexpr (accounts::is_grouped) static_cast<void>(cache_->limit_releases(worker.sequence, first));
+  }
   ++worker.in_flight;
   step_tokens_ += count;
   std::uint32_t& work_count = work_counts_[planned_step()];
@@ -374,6 +496,7 @@ void batch_scheduler<Cache, Client, Order>::complete(const scheduled_work& done,
   const std::uint32_t slot = done.ticket.slot;
   request& worker = requests_[slot];
   --worker.in_flight;
+  worker.oldest = worker.newest;
   if (!note.is_dropped) {
     take_values(worker);
     const std::uint64_t end = done.first + done.count;
@@ -397,7 +520,8 @@ result<void> batch_scheduler<Cache, Client, Order>::accepted(request_ticket tick
   const std::uint64_t computed = each.computed > each.planned ? each.computed : each.planned;
   if (kept > computed) return refusal(errc::past_the_end, ticket.slot, kept, computed);
   if (kept < each.computed) each.computed = kept;
-  if (kept < each.saved) each.saved = kept;
+  // A window or a state that was saved after more tokens is worth nothing after fewer.
+  if (kept < each.saved) each.saved = accounts::is_grouped ? 0 : kept;
   if (kept < each.planned && kept < each.cut) each.cut = kept;
   cut_back(each);
   return {};

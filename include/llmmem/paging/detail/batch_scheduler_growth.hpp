@@ -18,10 +18,14 @@ void batch_scheduler<Cache, Client, Order>::plan_growth() noexcept {
   for (std::uint32_t i = 0; i < running_count_ && budget != 0; ++i) {
     const request& each = requests_[ranked_[i]];
     if (each.is_ending || each.is_leaving || each.is_held || each.cut != none) continue;
+    if (each.planned < each.restart && each.in_flight != 0) continue;
     const auto tokens = client_->tokens(each.user);
     if (tokens.size() < each.planned) continue;  // it has not got the token of a completed step yet
     const auto rest = tokens.subspan(static_cast<std::size_t>(each.planned));
-    const auto count = static_cast<std::size_t>(rest.size() < budget ? rest.size() : budget);
+    auto count = static_cast<std::size_t>(rest.size() < budget ? rest.size() : budget);
+    if (growing_count_ == 0 && count > first_part_) count = static_cast<std::size_t>(first_part_);
+    if (const std::uint64_t most = step_limit(each, tokens.size()); count > most)
+      count = static_cast<std::size_t>(most);
     const std::uint64_t pending = rest.empty() ? pending_tokens(each, tokens.size()) : 0;
     if (count + pending == 0 || pending > budget) continue;  // nothing new to compute
     growths_[growing_count_] = {
@@ -38,6 +42,7 @@ bool batch_scheduler<Cache, Client, Order>::grow_running(scheduled_step& out) no
   end_emptied();
   for (std::uint32_t i = 0; i < running_count_; ++i)
     requests_[running_[i]].is_held = false;
+  limit_releases();
   for (;;) {
     plan_growth();
     if (growing_count_ == 0) return all_kept;
@@ -46,30 +51,35 @@ bool batch_scheduler<Cache, Client, Order>::grow_running(scheduled_step& out) no
     };
     const auto done = grow();
     if (done) break;
-    if (done.code() == errc::out_of_blocks) {
+    if (accounts::is_short(done.code())) {
       all_kept = false;
-      const std::uint64_t lacking = done.error().wanted - done.error().found;
-      const std::uint64_t coming = coming_blocks();
-      if (lacking > coming && preempt_last(1)) continue;
+      const counts missing = accounts_.missing({growths_.data(), growing_count_}, done.error());
+      const counts coming = coming_blocks();
+      if (!detail::covers(coming, missing) && preempt_last(missing, 1)) continue;
       const std::uint32_t first = growing_[0];
-      keep_what_fits(done.error().found);
+      keep_what_fits();
       if (growing_count_ != 0 && grow()) break;
       // Blocks that requests share come only when all of their holders are preempted.
-      if (coming == 0 && preempt_last(0)) continue;
+      if (detail::sum_of(coming) == 0 && preempt_last(missing, 0)) continue;
+      if (step_down(first)) continue;
       growing_[0] = first;
       growing_count_ = 1;
     }
     // If only the first is left, it cannot grow. Otherwise the failure names the culprit: a sequence that is
     // too long, or that the engine released itself.
     std::uint32_t culprit = growing_[0];
-    for (std::uint32_t i = 0; done.code() != errc::out_of_blocks && i < growing_count_; ++i) {
+    for (std::uint32_t i = 0; !accounts::is_short(done.code()) && i < growing_count_; ++i) {
       if (growths_[i].sequence.slot == done.error().index) culprit = growing_[i];
     }
-    const bool may_pass =
-        done.code() == errc::out_of_blocks &&
-        blocks_for(client_->tokens(requests_[culprit].user).size()) <= cache_->pool().blocks();
+    bool may_pass = accounts::is_short(done.code()) &&
+                    !accounts_.lack_alone(client_->tokens(requests_[culprit].user).size()).any;
+    if constexpr (accounts::is_grouped) {
+      may_pass =
+          may_pass && (requests_[culprit].in_flight != 0 || !accounts_.is_alone(requests_[culprit].sequence));
+    }
     if (may_pass) {  // other sequences, fences or a step in flight hold the blocks it needs
       out.blocked = {.needed = done.error().wanted, .available = done.error().found};
+      if constexpr (accounts::is_grouped) out.blocked_group = done.error().index;
       return false;
     }
     if (requests_[culprit].in_flight != 0) {
@@ -80,7 +90,7 @@ bool batch_scheduler<Cache, Client, Order>::grow_running(scheduled_step& out) no
   }
   for (std::uint32_t i = 0; i < growing_count_; ++i) {
     request& each = requests_[growing_[i]];
-    copy(grown_[i].copy);
+    copy(grown_[i]);
     add_work(growing_[i], grown_[i].first, growths_[i].tokens.size() + growths_[i].unknown_tokens);
     each.known += growths_[i].tokens.size();
   }
@@ -90,47 +100,74 @@ bool batch_scheduler<Cache, Client, Order>::grow_running(scheduled_step& out) no
 /// Blocks that become available without preempting anyone: those of requests that go when their step in
 /// flight is completed, and those that wait for fences.
 template <class Cache, class Client, scheduling_order Order>
-std::uint64_t batch_scheduler<Cache, Client, Order>::coming_blocks() const noexcept {
-  std::uint64_t coming = cache_->stats().deferred;
+typename batch_scheduler<Cache, Client, Order>::counts batch_scheduler<Cache, Client, Order>::coming_blocks()
+    const noexcept {
+  counts coming = accounts_.deferred();
   for (std::uint32_t i = 0; i < running_count_; ++i) {
     const request& each = requests_[running_[i]];
-    if (each.is_ending || each.is_leaving) coming += own_blocks(each.sequence);
+    if (each.is_ending || each.is_leaving) detail::add_counts(coming, accounts_.own(each.sequence));
   }
   return coming;
 }
 
-/// Blocks that no other sequence holds: what preempting the holder brings.
+/// Keeps what a step in flight still reads; for other requests, releases may follow their length again. A
+/// request that has passed the length for which it started again is cached again.
 template <class Cache, class Client, scheduling_order Order>
-std::uint64_t batch_scheduler<Cache, Client, Order>::own_blocks(sequence_id sequence) const noexcept {
-  std::uint64_t own = 0;
-  for (const block_id block : cache_->blocks(sequence))
-    own += cache_->pool().record(block).references() == 1 ? 1U : 0U;
-  return own;
+void batch_scheduler<Cache, Client, Order>::limit_releases() noexcept {
+  if constexpr (accounts::is_grouped) {
+    for (std::uint32_t i = 0; i < running_count_; ++i) {
+      const request& each = requests_[running_[i]];
+      if (each.restart != 0 && each.planned >= each.restart)
+        static_cast<void>(cache_->limit_commits(each.sequence, unlimited));
+      if (each.cut != none) continue;  // it is cut when its step in flight is completed
+      static_cast<void>(cache_->limit_releases(each.sequence, each.in_flight != 0 ? each.oldest : unlimited));
+    }
+  }
 }
 
-/// Blocks that a growth takes, including the block for a copy on write.
+/// Over groups, if a request lacks blocks and no preemption brings them: plans a shorter step for it, or, if
+/// its own blocks take all pages, lets it start again. Returns whether to plan again.
 template <class Cache, class Client, scheduling_order Order>
-std::uint64_t batch_scheduler<Cache, Client, Order>::needed_to_grow(
-    const paging::growth& each) const noexcept {
-  const std::uint64_t tokens = cache_->tokens(each.sequence);
-  const auto blocks = cache_->blocks(each.sequence);
-  const bool copies =
-      tokens % cache_->block_tokens() != 0 && cache_->pool().record(blocks.back()).references() > 1;
-  return blocks_for(tokens + each.tokens.size() + each.unknown_tokens) - blocks.size() + (copies ? 1 : 0);
+bool batch_scheduler<Cache, Client, Order>::step_down(std::uint32_t slot) noexcept {
+  if constexpr (accounts::is_grouped) {
+    request& each = requests_[slot];
+    const std::uint64_t more = client_->tokens(each.user).size() - each.planned;
+    std::uint64_t count = more < options_.max_step_tokens ? more : options_.max_step_tokens;
+    if (count > first_part_) count = first_part_;
+    if (count > 1) {
+      first_part_ = count / 2;
+      return true;
+    }
+    if (each.in_flight != 0 || each.restart > each.planned || !accounts_.is_alone(each.sequence) ||
+        accounts_.lack_alone(each.planned + 1).any)
+      return false;
+    const std::uint64_t lacked = each.planned + 1;
+    preempt(slot);
+    each.restart = lacked;
+    first_part_ = none;
+    return true;
+  } else {
+    static_cast<void>(slot);
+    return false;
+  }
 }
 
-/// Leaves in the step what `available` blocks allow. No request takes a block before an earlier one that
+/// Leaves in the step what the available blocks allow. No request takes a block before an earlier one that
 /// lacks blocks; requests that need none run on.
 template <class Cache, class Client, scheduling_order Order>
-void batch_scheduler<Cache, Client, Order>::keep_what_fits(std::uint64_t available) noexcept {
+void batch_scheduler<Cache, Client, Order>::keep_what_fits() noexcept {
   std::uint32_t kept = 0;
+  counts taken{};
+  bool is_short = false;
   for (std::uint32_t i = 0; i < growing_count_; ++i) {
-    const std::uint64_t needed = needed_to_grow(growths_[i]);
-    if (needed > available) {
-      available = 0;
-      continue;
+    const counts needed = accounts_.to_grow(growths_[i]);
+    if (detail::sum_of(needed) != 0) {
+      counts all = taken;
+      detail::add_counts(all, needed);
+      is_short = is_short || accounts_.lack(all, 0).any;
+      if (is_short) continue;
+      taken = all;
     }
-    available -= needed;
     growths_[kept] = growths_[i];
     growing_[kept++] = growing_[i];
   }
@@ -170,22 +207,29 @@ void batch_scheduler<Cache, Client, Order>::give_up(std::uint32_t slot, const fa
   calls_ = calls::none;
 }
 
-/// Preempts the last running request in order that brings at least `least` blocks; never the first. Returns
-/// false if there is none.
+/// Preempts the last running request in order that brings at least `least` blocks, if possible of a group
+/// that lacks some; never the first. Returns false if there is none.
 template <class Cache, class Client, scheduling_order Order>
-bool batch_scheduler<Cache, Client, Order>::preempt_last(std::uint64_t least) noexcept {
+bool batch_scheduler<Cache, Client, Order>::preempt_last(const counts& missing,
+                                                         std::uint64_t least) noexcept {
   std::uint32_t first = 0;
   while (first < running_count_ && requests_[ranked_[first]].is_ending)
     ++first;
-  for (std::uint32_t i = running_count_; i > first + 1; --i) {
-    request& victim = requests_[ranked_[i - 1]];
-    if (victim.is_ending || victim.is_leaving || own_blocks(victim.sequence) < least) continue;
-    if (victim.in_flight != 0) {
-      victim.is_leaving = true;
-    } else {
-      preempt(ranked_[i - 1]);
+  // Blocks of other groups help only where they make a page free.
+  for (const bool asks_group : {true, false}) {
+    if (asks_group && (!accounts::is_grouped || least == 0)) continue;
+    for (std::uint32_t i = running_count_; i > first + 1; --i) {
+      request& victim = requests_[ranked_[i - 1]];
+      if (victim.is_ending || victim.is_leaving) continue;
+      const counts own = accounts_.own(victim.sequence);
+      if (detail::sum_of(own) < least || (asks_group && !detail::helps(own, missing))) continue;
+      if (victim.in_flight != 0) {
+        victim.is_leaving = true;
+      } else {
+        preempt(ranked_[i - 1]);
+      }
+      return true;
     }
-    return true;
   }
   return false;
 }
@@ -201,6 +245,7 @@ void batch_scheduler<Cache, Client, Order>::preempt(std::uint32_t slot) noexcept
     counters_.swapped_out += victim.is_saved ? 1U : 0U;
   }
   static_cast<void>(cache_->release(victim.sequence));  // cannot fail: the scheduler owns it
+  if (victim.planned >= victim.restart) victim.restart = 0;
   victim.sequence = {};
   victim.planned = 0;
   victim.known = 0;
@@ -218,9 +263,7 @@ template <class Cache, class Client, scheduling_order Order>
 bool batch_scheduler<Cache, Client, Order>::is_worth_saving(const request& victim) const noexcept {
   const swap_costs& costs = options_.swap;
   if (costs.compute_tokens_per_second == 0) return true;
-  // Blocks that other sequences hold stay cached.
-  const std::uint64_t own = own_blocks(victim.sequence) * cache_->block_tokens();
-  const auto lost = static_cast<double>(own < victim.written ? own : victim.written);
+  const auto lost = static_cast<double>(accounts_.lost_tokens(victim.sequence, victim.written));
   const auto moved = static_cast<double>(victim.written) * costs.bytes_per_token;
   return 2 * (costs.seconds_per_swap + moved / costs.bytes_per_second) <
          lost / costs.compute_tokens_per_second;

@@ -129,6 +129,10 @@ hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&&
     row_first_[g] = row_entries_;
     row_entries_ += groups_[g].blocks_for(max_sequence_tokens_) + 1;
   }
+  if constexpr (retains<eviction_type>) {
+    retained_ = detail::fixed_array<detail::retained_ranges>(options.max_sequences, options.metadata,
+                                                             "hybrid_allocator: retained ranges");
+  }
   rows_ = detail::fixed_array<block_id>(
       checked_multiply(row_entries_, options.max_sequences, "hybrid_allocator: block tables"),
       options.metadata, "hybrid_allocator: block tables");
@@ -140,10 +144,14 @@ hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&&
 // Creation and release of sequences
 
 template <class Traits>
-result<sequence_id> hybrid_allocator<Traits>::create(const prefix_context& context) noexcept {
-  const std::uint32_t slot =
-      records_.acquire(record{.at = chain_.root(context, epoch_), .context = context, .epoch = epoch_});
+result<sequence_id> hybrid_allocator<Traits>::create(const prefix_context& context,
+                                                     const request_hints& hints) noexcept {
+  if (hints.keep.priority > retention::max_priority)
+    return refusal(errc::bad_priority, 0, hints.keep.priority, retention::max_priority);
+  const std::uint32_t slot = records_.acquire(
+      record{.at = chain_.root(context, epoch_), .context = context, .hints = hints, .epoch = epoch_});
   if (slot == detail::no_index) return refusal(errc::out_of_sequences, 0, 1, records_.live());
+  if constexpr (retains<eviction_type>) retained_[slot].count = 0;
   return records_.handle(slot);
 }
 
@@ -170,6 +178,8 @@ result<sequence_id> hybrid_allocator<Traits>::fork(sequence_id parent) noexcept 
   }
   std::memcpy(tokens_.data() + slot * max_sequence_tokens_,
               tokens_.data() + parent.slot * max_sequence_tokens_, original.tokens * sizeof(token_id));
+  records_[slot].hold = ~std::uint64_t{0};
+  if constexpr (retains<eviction_type>) retained_[slot] = retained_[parent.slot];
   chain_.share(original.at.node);
   counters_.tokens += original.tokens;
   return records_.handle(slot);
@@ -222,10 +232,11 @@ hybrid_stats hybrid_allocator<Traits>::stats() const noexcept {
           .invalidated = counters_.invalidated,
           .deferred = deferred_.held(),
           .copies = counters_.copies,
+          .deduplicated = counters_.deduplicated,
           .pages = pages,
           .metadata_bytes = pages.metadata_bytes + chain_.metadata_bytes() + node_of_.bytes() +
                             records_.bytes() + rows_.bytes() + tokens_.bytes() + path_.bytes() +
-                            copies_.bytes() + deferred_.metadata_bytes() + pins_.bytes(),
+                            copies_.bytes() + deferred_.metadata_bytes() + pins_.bytes() + retained_.bytes(),
           .verification_bytes = chain_.verification_bytes()};
 }
 
@@ -237,4 +248,5 @@ hybrid_stats hybrid_allocator<Traits>::stats() const noexcept {
 #include <llmmem/paging/detail/hybrid_allocator_cut.hpp>
 #include <llmmem/paging/detail/hybrid_allocator_fences.hpp>
 #include <llmmem/paging/detail/hybrid_allocator_growth.hpp>
+#include <llmmem/paging/detail/hybrid_allocator_reuse.hpp>
 #include <llmmem/paging/detail/hybrid_allocator_withdrawal.hpp>

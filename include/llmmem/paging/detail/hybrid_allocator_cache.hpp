@@ -102,7 +102,7 @@ result<std::uint64_t> hybrid_allocator<Traits>::take(std::uint32_t slot, const h
         return done.error();
       }
       const block_id named_by = node_of_[to_index(block)];
-      pool_.touch(block, {.content = chain_.key(named_by).low, .position = static_cast<std::uint32_t>(i)});
+      pool_.touch(block, hint_for(slot, g, i, chain_.key(named_by).low));
       ++shared;
     }
   }
@@ -180,8 +180,8 @@ result<std::uint64_t> hybrid_allocator<Traits>::commit(sequence_id sequence, std
   if (writer.epoch == epoch_) {
     const std::uint64_t before = counters_.registrations;
     commit_again(sequence.slot);
-    const std::uint64_t sound = writer.sound < writer.limit ? writer.sound : writer.limit;
-    commit_chunks(sequence.slot, written < sound ? written : sound);
+    const std::uint64_t end = cacheable(writer);
+    commit_chunks(sequence.slot, written < end ? written : end);
     registered = counters_.registrations - before;
   }
   release_dead(sequence.slot, written);
@@ -206,16 +206,18 @@ void hybrid_allocator<Traits>::commit_chunks(std::uint32_t slot, std::uint64_t w
 
 /// Whether a sequence holds block number `block` of `group`; for a group whose steps skip blocks, also
 /// whether the block has the state at its end. A step that began inside a block left that block with an inner
-/// state. If it could not be released before the next step (`errc::deferred_full`), the blocks after it count
-/// as left, too.
+/// state. Such a block is held until a later call releases it (`limit_releases`, `errc::deferred_full`), and
+/// others may follow: all blocks from the first to the last of them count as left.
 template <class Traits>
 bool hybrid_allocator<Traits>::is_snapshot(std::uint32_t slot, std::size_t group,
                                            std::uint64_t block) const noexcept {
   const record& sequence = records_[slot];
   const block_id* const entries = row(slot, group);
   if (entries[block] == null_block) return false;
-  const std::uint32_t left = sequence.left[group];
-  if (left == 0 || entries[left - 1] == null_block || block + 1 < left) return true;
+  const std::uint32_t last = sequence.left_last[group];
+  if (block >= last || entries[last - 1] == null_block) return true;
+  const std::uint32_t first = sequence.left[group];
+  if (entries[first - 1] != null_block && block + 1 < first) return true;
   return block + 1 == groups_[group].blocks_for(sequence.tokens);
 }
 
@@ -229,6 +231,8 @@ void hybrid_allocator<Traits>::cache_block(std::uint32_t slot, std::size_t group
   const std::uint64_t i = end / tokens - 1;
   const block_id block = row(slot, group)[i];
   if (!is_snapshot(slot, group, i)) return;
+  // A fork gave other values to tokens that it shares with this sequence (`name_tokens`), and was first.
+  if (pool_.record(block).is_cached() && node_of_[to_index(block)] != at.node) return;
   if (const block_id cached = chain_.cached(at.node, group); cached != null_block) {
     if (cached == block) return;
     ++counters_.duplicates;
@@ -237,7 +241,7 @@ void hybrid_allocator<Traits>::cache_block(std::uint32_t slot, std::size_t group
   }
   chain_.hold(at.node, group, block);
   node_of_[to_index(block)] = at.node;
-  pool_.mark_cached(block, {.content = at.key.low, .position = static_cast<std::uint32_t>(i)});
+  pool_.mark_cached(block, hint_for(slot, group, i, at.key.low));
   if constexpr (is_observed) tell_cached(at, slot, group, i);
   ++counters_.registrations;
 }

@@ -82,13 +82,15 @@ void hybrid_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens)
     // Smaller only if the next token reads nothing of the group.
     const std::uint64_t entries = groups_[g].blocks_for(tokens);
     if (sequence.dead[g] > entries) sequence.dead[g] = static_cast<std::uint32_t>(entries);
-    if (sequence.left[g] > entries) sequence.left[g] = 0;
+    if (sequence.left_last[g] > entries) sequence.left_last[g] = static_cast<std::uint32_t>(entries);
+    if (sequence.left[g] > entries) sequence.left[g] = sequence.left_last[g] = 0;
   }
   if (tokens <= sequence.sound) {
     sequence.sound = ~std::uint64_t{0};
     sequence.has_gap = false;
   }
   if (tokens <= sequence.limit) sequence.limit = ~std::uint64_t{0};
+  if (tokens <= sequence.unnamed) sequence.unnamed = ~std::uint64_t{0};
   if (tokens == 0) sequence.epoch = epoch_;
   if (sequence.committed <= tokens / chunk_tokens_) {
     if (tokens == 0) sequence.at = chain_.root(sequence.context, sequence.epoch);

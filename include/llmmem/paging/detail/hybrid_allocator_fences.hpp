@@ -61,6 +61,20 @@ result<void> hybrid_allocator<Traits>::unpin(block_id block) noexcept {
   return {};
 }
 
+template <class Traits>
+result<void> hybrid_allocator<Traits>::limit_releases(sequence_id sequence, std::uint64_t tokens) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  records_[sequence.slot].hold = tokens;
+  return {};
+}
+
+template <class Traits>
+std::array<std::uint64_t, max_layer_groups> hybrid_allocator<Traits>::deferred_by_group() const noexcept {
+  detail::group_counts waiting{};
+  deferred_.for_each([&](block_id block) noexcept { ++waiting[pool_.group_of(block)]; });
+  return waiting;
+}
+
 /// Whether the sequence's fence is still pending.
 template <class Traits>
 bool hybrid_allocator<Traits>::is_read(record& sequence) noexcept {
@@ -117,6 +131,7 @@ result<void> hybrid_allocator<Traits>::give_back(std::uint32_t slot, std::uint64
 template <class Traits>
 void hybrid_allocator<Traits>::release_dead(std::uint32_t slot, std::uint64_t length) noexcept {
   record& sequence = records_[slot];
+  if (length > sequence.hold) length = sequence.hold;
   std::size_t g = 0;
   while (g < group_count_ && groups_[g].dead_blocks(length) <= dead_to(sequence, g))
     ++g;

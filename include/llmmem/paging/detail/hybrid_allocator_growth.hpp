@@ -55,32 +55,64 @@ result<bool> hybrid_allocator<Traits>::shortage(sequence_id sequence, std::uint6
 template <class Traits>
 result<hybrid_append> hybrid_allocator<Traits>::append(sequence_id sequence,
                                                        std::span<const token_id> tokens) noexcept {
+  const auto grown = grow_alone(sequence, tokens.size());
+  if (grown && !tokens.empty()) store_tokens(sequence.slot, grown->first, tokens);
+  return grown;
+}
+
+template <class Traits>
+result<hybrid_append> hybrid_allocator<Traits>::extend(sequence_id sequence, std::uint64_t count) noexcept {
+  const auto grown = grow_alone(sequence, count);
+  if (grown && count != 0) lose_tokens(sequence.slot, grown->first);
+  return grown;
+}
+
+template <class Traits>
+result<void> hybrid_allocator<Traits>::name_tokens(sequence_id sequence,
+                                                   std::span<const token_id> tokens) noexcept {
+  if (const auto alive = check(sequence); !alive) return alive.error();
+  record& named = records_[sequence.slot];
+  const std::uint64_t first = named.unnamed < named.tokens ? named.unnamed : named.tokens;
+  if (tokens.size() > named.tokens - first)
+    return refusal(errc::past_the_end, sequence.slot, first + tokens.size(), named.tokens);
+  if (tokens.empty()) return {};
+  store_tokens(sequence.slot, first, tokens);
+  const std::uint64_t end = first + tokens.size();
+  named.unnamed = end == named.tokens ? ~std::uint64_t{0} : end;
+  return {};
+}
+
+/// Grows a sequence by tokens without values; the caller stores the values, or notes that there are none.
+template <class Traits>
+result<hybrid_append> hybrid_allocator<Traits>::grow_alone(sequence_id sequence,
+                                                           std::uint64_t count) noexcept {
   if (const auto alive = check(sequence); !alive) return alive.error();
   const std::uint32_t slot = sequence.slot;
-  if (const auto fits = check_length(slot, tokens.size()); !fits) return fits.error();
+  if (const auto fits = check_length(slot, count); !fits) return fits.error();
   for (;;) {
     release_dead(slot, records_[slot].tokens);
-    const auto grown = grow(slot, tokens, std::span<const std::uint64_t>(), 0);
+    const auto grown = grow(slot, count, std::span<std::uint64_t>(), 0);
     if (grown || collect() == 0)
       return grown;  // collected references may be the missing blocks, or the
                      // reason to copy
   }
 }
 
-/// @param leave  blocks of each group that must be available afterwards, or none.
+/// @param rest  blocks of each group that the batch still takes, plus those that must remain; less this
+///   growth's on return. Or none.
 /// @param first_copy  index in `copies_` of the sequence's first copy.
 template <class Traits>
-result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::span<const token_id> tokens,
-                                                     std::span<const std::uint64_t> leave,
+result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::uint64_t count,
+                                                     std::span<std::uint64_t> rest,
                                                      std::size_t first_copy) noexcept {
   record& grown = records_[slot];
   hybrid_append out{.first = grown.tokens};
-  if (tokens.empty()) return out;
+  if (count == 0) return out;
   std::array<need, max_layer_groups> needs{};
   std::array<group_blocks, max_layer_groups> wanted{};
   std::uint64_t sources = 0;
   for (std::size_t g = 0; g < group_count_; ++g) {
-    needs[g] = needed_for(slot, g, tokens.size());
+    needs[g] = needed_for(slot, g, count);
     // A copy's block follows the new ones; a step that skips blocks allocates only the last.
     const std::uint64_t skipped = needs[g].skips && needs[g].more > 1 ? needs[g].more - 1 : 0;
     wanted[g] = group_blocks{
@@ -88,11 +120,20 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
         std::span<block_id>(row(slot, g) + groups_[g].blocks_for(grown.tokens) + skipped, needs[g].blocks())};
     out.new_blocks += needs[g].blocks();
     sources += needs[g].copies ? 1U : 0U;
+    if (!rest.empty()) rest[g] -= needs[g].blocks();
+  }
+  if (out.new_blocks == 0) {  // most steps of a decode: nothing to allocate or copy
+    for (std::size_t g = 0; g < group_count_; ++g)
+      drop_overwritten(slot, g);
+    grown.tokens += count;
+    counters_.tokens += count;
+    return out;
   }
   const bool queues = sources != 0 && is_read(grown);
   if (queues && !deferred_.fits(sources, 1))
     return refusal(errc::deferred_full, slot, sources, deferred_.free_entries());
-  const auto had = pool_.allocate(std::span(wanted).first(group_count_), leave, forget_evicted());
+  const auto had = pool_.allocate(std::span(wanted).first(group_count_), std::span<const std::uint64_t>(rest),
+                                  forget_evicted());
   if (!had) return had.error();
 
   std::array<block_id, max_layer_groups> given_back{};
@@ -121,22 +162,33 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::sp
       copies_[copies++] =
           group_copy{g, block_copy{.source = state, .destination = row(slot, g)[next], .tokens = used}};
       std::uint32_t& left = grown.left[g];
-      if (left != 0 && row(slot, g)[left - 1] == null_block) left = 0;
-      if (needs[g].leaves && left == 0) left = static_cast<std::uint32_t>(entries);
-    } else if (grown.tokens % of.block_tokens != 0) {
-      // The sequence was cut into cached contents and is about to overwrite them; no other sequence shares
-      // them.
-      const block_id last = row(slot, g)[entries - 1];
-      if (pool_.record(last).is_cached()) drop_contents(last);
+      std::uint32_t& last = grown.left_last[g];
+      if (last != 0 && row(slot, g)[last - 1] == null_block) left = last = 0;
+      if (needs[g].leaves) {
+        last = static_cast<std::uint32_t>(entries);
+        if (left == 0) left = last;
+      }
+    } else {
+      drop_overwritten(slot, g);
     }
   }
   if (!given.empty()) static_cast<void>(let_go(slot, std::span(&given, 1)));  // cannot fail: space checked
-  std::memcpy(tokens_.data() + slot * max_sequence_tokens_ + grown.tokens, tokens.data(),
-              tokens.size_bytes());
-  grown.tokens += tokens.size();
-  counters_.tokens += tokens.size();
+  grown.tokens += count;
+  counters_.tokens += count;
   out.copies = std::span<const group_copy>(copies_.data() + first_copy, copies - first_copy);
   return out;
+}
+
+/// Drops cached contents that a sequence is about to overwrite: it was cut into them, and no other sequence
+/// shares them.
+template <class Traits>
+void hybrid_allocator<Traits>::drop_overwritten(std::uint32_t slot, std::size_t group) noexcept {
+  const layer_group& of = groups_[group];
+  const std::uint64_t tokens = records_[slot].tokens;
+  const std::uint64_t whole = tokens / of.block_tokens;
+  if (whole * of.block_tokens == tokens) return;
+  const block_id last = row(slot, group)[whole];
+  if (pool_.record(last).is_cached()) drop_contents(last);
 }
 
 // Batches
@@ -148,15 +200,7 @@ result<void> hybrid_allocator<Traits>::append_batch(std::span<const hybrid_growt
   if (batch.size() != out.size()) return refusal(errc::size_mismatch, 0, batch.size(), out.size());
   if (!leave.empty() && leave.size() != group_count_)
     return refusal(errc::size_mismatch, 0, leave.size(), group_count_);
-  ++batches_;
-  for (std::size_t i = 0; i < batch.size(); ++i) {
-    const sequence_id sequence = batch[i].sequence;
-    if (const auto alive = check(sequence); !alive) return alive.error();
-    if (records_[sequence.slot].batch == batches_)
-      return refusal(errc::listed_twice, sequence.slot, i, batch.size());
-    if (const auto fits = check_length(sequence.slot, batch[i].tokens.size()); !fits) return fits.error();
-    records_[sequence.slot].batch = batches_;
-  }
+  if (const auto sound = check_batch(batch); !sound) return sound;
   detail::group_counts left{};  // still to be taken by the batch, plus the blocks that must remain
   for (;;) {
     for (const hybrid_growth& each : batch)
@@ -179,14 +223,55 @@ result<void> hybrid_allocator<Traits>::append_batch(std::span<const hybrid_growt
   std::size_t copies = 0;
   for (std::size_t i = 0; i < batch.size(); ++i) {
     const hybrid_growth& each = batch[i];
-    for (std::size_t g = 0; g < group_count_; ++g)
-      left[g] -= needed_for(each.sequence.slot, g, each.tokens.size()).blocks();
-    const auto grown = grow(each.sequence.slot, each.tokens, std::span(left).first(group_count_), copies);
+    const auto grown = grow(each.sequence.slot, each.tokens.size() + each.unknown_tokens,
+                            std::span(left).first(group_count_), copies);
     if (!grown) return grown.error();  // only under a policy that breaks its contract
     out[i] = *grown;
+    store_tokens(each.sequence.slot, grown->first, each.tokens);
+    if (each.unknown_tokens != 0) lose_tokens(each.sequence.slot, grown->first + each.tokens.size());
     copies += grown->copies.size();
   }
   return {};
+}
+
+/// Checks handles and lengths of a batch.
+template <class Traits>
+result<void> hybrid_allocator<Traits>::check_batch(std::span<const hybrid_growth> batch) noexcept {
+  ++batches_;
+  for (std::size_t i = 0; i < batch.size(); ++i) {
+    const sequence_id sequence = batch[i].sequence;
+    if (const auto alive = check(sequence); !alive) return alive;
+    if (records_[sequence.slot].batch == batches_)
+      return refusal(errc::listed_twice, sequence.slot, i, batch.size());
+    const std::uint64_t unknown = batch[i].unknown_tokens < max_bytes ? batch[i].unknown_tokens : max_bytes;
+    if (const auto fits = check_length(sequence.slot, batch[i].tokens.size() + unknown); !fits) return fits;
+    records_[sequence.slot].batch = batches_;
+  }
+  return {};
+}
+
+template <class Traits>
+result<bool> hybrid_allocator<Traits>::shortage(std::span<const hybrid_growth> batch,
+                                                std::span<group_shortage> out) noexcept {
+  if (out.size() != group_count_) return refusal(errc::size_mismatch, 0, out.size(), group_count_);
+  if (const auto sound = check_batch(batch); !sound) return sound.error();
+  do {
+    for (const hybrid_growth& each : batch)
+      release_dead(each.sequence.slot, records_[each.sequence.slot].tokens);
+    const detail::hybrid_batch_need needed = count_batch(batch);
+    if (pool_.shortage(std::span(needed.blocks).first(group_count_), out)) return false;
+  } while (collect() != 0);
+  return true;
+}
+
+template <class Traits>
+std::array<std::uint64_t, max_layer_groups> hybrid_allocator<Traits>::blocks_to_append(
+    sequence_id sequence, std::uint64_t count) const noexcept {
+  detail::group_counts wanted{};
+  if (!check(sequence) || !check_length(sequence.slot, count)) return wanted;
+  for (std::size_t g = 0; g < group_count_; ++g)
+    wanted[g] = needed_for(sequence.slot, g, count).blocks();
+  return wanted;
 }
 
 /// Counts the blocks of each group that the whole `batch` takes. Of k sequences that share their last block,
@@ -204,7 +289,7 @@ detail::hybrid_batch_need hybrid_allocator<Traits>::count_batch(
     const std::uint64_t before = needed.sources;
     records_[slot].copies = 0;
     for (std::size_t g = 0; g < group_count_; ++g) {
-      const need required = needed_for(slot, g, each.tokens.size());
+      const need required = needed_for(slot, g, each.tokens.size() + each.unknown_tokens);
       needed.blocks[g] += required.blocks();
       if (!required.copies) continue;
       if (is_read(records_[slot])) {

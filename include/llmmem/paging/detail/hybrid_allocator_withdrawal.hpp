@@ -299,6 +299,9 @@ result<void> hybrid_allocator<Traits>::close_up(std::uint32_t slot, token_range 
   sequence.tokens = rest;
   limit(sequence, range.first);
   sequence.has_gap = true;
+  if (sequence.unnamed > range.first && sequence.unnamed != ~std::uint64_t{0})
+    sequence.unnamed = sequence.unnamed < range.end ? range.first : sequence.unnamed - gone;
+  if constexpr (retains<eviction_type>) retained_[slot].close_up(range);
   for (std::size_t g = 0; g < group_count_; ++g) {
     for (std::uint64_t i = range.first / groups_[g].block_tokens; i < groups_[g].blocks_for(rest); ++i) {
       const block_id block = row(slot, g)[i];

@@ -5,6 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/layer_group.hpp>
+#include <llmmem/paging/paged_types.hpp>
 
 #include <array>
 #include <cstdint>
@@ -20,21 +21,26 @@ struct hybrid_record {
   std::uint64_t committed = 0;  // leading chunks in the chain
   Place at{};                   // the position after these chunks
   prefix_context context{};
+  request_hints hints{};
   /// Leading null entries of each table, except sinks.
   std::array<std::uint32_t, max_layer_groups> dead{};
-  /// For states: one more than the number of the first block that a step left with a state from inside the
-  /// block; 0: none.
+  /// For states: one more than the number of the first block, and of the last, that steps left with a state
+  /// from inside the block; 0: none.
   std::array<std::uint32_t, max_layer_groups> left{};
+  std::array<std::uint32_t, max_layer_groups> left_last{};
   std::uint64_t epoch = 0;                  // the allocator's epoch when the sequence began to hold tokens
   std::uint64_t sound = ~std::uint64_t{0};  // tokens from here on do not match their prefix, so they are not
                                             // cached
   std::uint64_t limit = ~std::uint64_t{0};  // tokens from here on are not written yet, so they are not cached
-  std::uint64_t losses = 0;                 // dropped contents at the last check for lost blocks
-  bool has_gap = false;                     // tokens were removed before position `sound`
-  bool borrows = false;                     // equal blocks of other sequences are cached in place of its own
-  std::uint32_t copies = 0;                 // groups whose last block `count_batch` released
-  std::uint64_t batch = 0;                  // the last `append_batch` that named this sequence
-  Fence after{};                            // released blocks wait for this fence
+  std::uint64_t unnamed =
+      ~std::uint64_t{0};                   // tokens from here on have no values yet, so they are not cached
+  std::uint64_t hold = ~std::uint64_t{0};  // blocks that tokens from here on read are kept
+  std::uint64_t losses = 0;                // dropped contents at the last check for lost blocks
+  bool has_gap = false;                    // tokens were removed before position `sound`
+  bool borrows = false;                    // equal blocks of other sequences are cached in place of its own
+  std::uint32_t copies = 0;                // groups whose last block `count_batch` released
+  std::uint64_t batch = 0;                 // the last `append_batch` that named this sequence
+  Fence after{};                           // released blocks wait for this fence
 };
 
 /// The blocks that a growth takes from one group.
@@ -68,6 +74,7 @@ struct hybrid_counters {
   std::uint64_t duplicates = 0;
   std::uint64_t released_early = 0;
   std::uint64_t copies = 0;
+  std::uint64_t deduplicated = 0;
   std::uint64_t invalidated = 0;
 };
 

@@ -119,6 +119,14 @@ template <class Cache>
       return outcome_of(cache.append(sequence, given.tokens));
     case journal_op::extend:
       return outcome_of(cache.extend(sequence, given.number));
+    case journal_op::name_tokens:
+      return outcome_of(cache.name_tokens(sequence, given.tokens));
+    case journal_op::pin:
+      return outcome_of(cache.pin(block_id{static_cast<std::uint32_t>(given.number)}));
+    case journal_op::unpin:
+      return outcome_of(cache.unpin(block_id{static_cast<std::uint32_t>(given.number)}));
+    case journal_op::limit_commits:
+      return outcome_of(cache.limit_commits(sequence, given.number));
     case journal_op::append_batch: {
       for (paging::growth& each : again.batch)
         each.sequence = real(each.sequence);

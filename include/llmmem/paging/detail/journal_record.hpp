@@ -61,8 +61,12 @@ void each_argument(journal_op op, Fields& fields) {
       return fields.extra();
     case journal_op::match:
     case journal_op::append:
+    case journal_op::name_tokens:
       fields.sequence();
       return fields.tokens();
+    case journal_op::limit_commits:
+      fields.sequence();
+      return fields.limit();
     case journal_op::match_keys:
     case journal_op::commit_keys:
       fields.sequence();
@@ -112,6 +116,8 @@ void each_argument(journal_op op, Fields& fields) {
     case journal_op::resize:
     case journal_op::reset:
     case journal_op::invalidate_block:
+    case journal_op::pin:
+    case journal_op::unpin:
     case journal_op::fences_passed:
     case journal_op::relieved:
       return fields.number();

@@ -162,6 +162,12 @@ class what_if_run {
         return append(which, given.tokens);
       case journal_op::extend:
         return extend(which, given.number);
+      case journal_op::name_tokens:
+        static_cast<void>(cache_->name_tokens(which.now, given.tokens));
+        return;
+      case journal_op::limit_commits:
+        static_cast<void>(cache_->limit_commits(which.now, given.number));
+        return;
       case journal_op::truncate:
         return truncate(which, given.number, recorded_fence{});
       case journal_op::truncate_after:
@@ -188,7 +194,7 @@ class what_if_run {
       case journal_op::retain:
         static_cast<void>(cache_->retain(which.now, given.range, given.hints.keep));
         return;
-      default:  // compactions and invalidations name blocks of the original run
+      default:  // compactions, pins and invalidations name blocks of the original run
         return;
     }
   }

@@ -1,0 +1,379 @@
+/// The batch scheduler over groups of layers: full attention, windows, chunks and states from one budget.
+#include <llmmem/paging/batch_scheduler.hpp>
+#include <llmmem/paging/hybrid_allocator.hpp>
+#include <llmmem/space/fence.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/all_choices.hpp"
+#include "support/drafting_service.hpp"
+#include "support/overlapped_service.hpp"
+#include "support/random.hpp"
+#include "support/scheduler_service.hpp"
+#include "support/seeds.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+namespace {
+
+using cache_type = hybrid_allocator<>;
+
+/// Full attention, a window of three tokens, and a state every two tokens.
+const std::array<layer_group, 3> three_kinds{
+    layer_group{.name = "full", .block_tokens = 2, .block_bytes = 4},
+    layer_group{.name = "window",
+                .kind = layer_kind::sliding_window,
+                .reach = 3,
+                .block_tokens = 2,
+                .block_bytes = 4},
+    layer_group{.name = "state", .kind = layer_kind::state_snapshots, .block_tokens = 2, .block_bytes = 8}};
+/// A chunk of four tokens, and states that are written only at the ends of steps.
+const std::array<layer_group, 2> two_kinds{
+    layer_group{
+        .name = "chunk", .kind = layer_kind::chunked_local, .reach = 4, .block_tokens = 2, .block_bytes = 4},
+    layer_group{.name = "state",
+                .kind = layer_kind::state_snapshots,
+                .block_tokens = 2,
+                .block_bytes = 5,
+                .writes = snapshot_times::end_of_step}};
+
+template <bool Swaps>
+void live(all_choices& choices, std::span<const layer_group> groups, std::uint64_t pages,
+          std::uint32_t requests, std::uint32_t longest, std::uint64_t& preempted) {
+  service<cache_type, Swaps> all({.groups = groups,
+                                  .budget_bytes = 8 * (pages + 1),
+                                  .page_bytes = 8,
+                                  .max_sequences = 4,
+                                  .max_sequence_tokens = 64},
+                                 {.max_running = 3, .max_requests = 4, .max_step_tokens = 5});
+  std::uint32_t submitted = 0;
+  std::uint32_t steps = 0;
+  while (submitted < requests || !all.tickets.empty()) {
+    if (submitted < requests && (all.tickets.empty() || choices.below(2) == 0)) {
+      std::vector<token_id> prompt(1 + choices.below(3), 7);
+      all.submit(submitted++, std::move(prompt));
+      continue;
+    }
+    all.step([&](std::uint64_t, std::size_t answer) { return answer == longest || choices.below(2) == 0; });
+    REQUIRE(all.work_in_last_step != 0);  // no request is stuck
+    REQUIRE(all.engine.wrong == 0);
+    REQUIRE(++steps < 200);
+    const auto proof = all.scheduler.audit();
+    REQUIRE((proof.empty() ? "" : proof.front()) == std::string());
+  }
+  for (std::uint32_t user = 0; user < requests; ++user) {
+    REQUIRE(all.is_right(user));
+    REQUIRE_FALSE(all.engine.requests.at(user).is_exhausted);
+  }
+  REQUIRE(all.cache.stats().pages.active_bytes == 0);
+  REQUIRE(all.cache.audit().empty());
+  REQUIRE(all.scheduler.stats().finished == requests);
+  preempted += all.scheduler.stats().preempted;
+}
+
+template <bool Swaps>
+std::uint64_t live_every_life(std::span<const layer_group> groups, std::uint64_t pages,
+                              std::uint32_t requests, std::uint32_t longest) {
+  all_choices choices;
+  std::uint64_t lives = 0;
+  std::uint64_t preempted = 0;
+  do {
+    live<Swaps>(choices, groups, pages, requests, longest, preempted);
+    ++lives;
+  } while (choices.advance());
+  MESSAGE(lives << " lives, " << preempted << " preemptions");
+  CHECK(preempted > 50);
+  return lives;
+}
+
+}  // namespace
+
+TEST_CASE("with pages for only one request of several groups, no request is stuck and no token is lost") {
+  // Eight tokens: two pages of full attention, one of the window, two of states.
+  CHECK(live_every_life<false>(three_kinds, 5, 2, 5) > 500);
+  CHECK(live_every_life<true>(three_kinds, 5, 2, 5) > 500);
+  CHECK(live_every_life<false>(three_kinds, 5, 3, 3) > 5'000);
+  CHECK(live_every_life<true>(three_kinds, 5, 3, 3) > 5'000);
+  CHECK(live_every_life<false>(two_kinds, 3, 2, 5) > 500);
+  CHECK(live_every_life<true>(two_kinds, 3, 2, 5) > 500);
+}
+
+namespace {
+
+struct counts {
+  std::uint64_t lives = 0;
+  std::uint64_t early = 0;
+  std::uint64_t dropped = 0;
+  std::uint64_t preempted = 0;
+};
+
+/// One life under all orders in which requests come, steps are planned and completed, and answers end.
+template <bool Swaps>
+void live_ahead(all_choices& choices, std::span<const layer_group> groups, std::uint64_t pages,
+                std::uint32_t requests, std::uint32_t longest, counts& seen) {
+  overlapped<cache_type, Swaps> all(
+      {.groups = groups,
+       .budget_bytes = 8 * (pages + 1),
+       .page_bytes = 8,
+       .max_sequences = 4,
+       .max_sequence_tokens = 64},
+      {.max_running = 3, .max_requests = 4, .max_step_tokens = 5, .max_steps_in_flight = 2});
+  std::uint32_t submitted = 0;
+  std::uint32_t events = 0;
+  bool plans = true;  // no second attempt before something has changed
+  while (submitted < requests || !all.tickets.empty() || !all.flights.empty()) {
+    REQUIRE(++events < 400);
+    if (submitted < requests && (all.tickets.empty() || choices.below(2) == 0)) {
+      all.submit(submitted, std::vector<token_id>(1 + (submitted + choices.below(2)) % 3, 7));
+      ++submitted;
+      plans = true;
+      continue;
+    }
+    const bool can_plan = plans && all.flights.size() < 2 && !all.tickets.empty();
+    if (can_plan && (all.flights.empty() || choices.below(2) == 0)) {
+      plans = all.plan();
+      REQUIRE((plans || !all.flights.empty()));  // no request is stuck
+      continue;
+    }
+    REQUIRE(!all.flights.empty());
+    all.complete(
+        [&](std::uint64_t, std::size_t answer) { return answer >= longest || choices.below(2) == 0; },
+        [](std::uint64_t user) { return user % 2 == 0; }, [&](std::uint64_t) { return events % 2 == 0; });
+    plans = true;
+  }
+  for (std::uint32_t user = 0; user < requests; ++user) {
+    REQUIRE(all.is_right(user));
+    REQUIRE_FALSE(all.engine.requests.at(user).is_exhausted);
+  }
+  REQUIRE(all.cache.stats().pages.active_bytes == 0);
+  REQUIRE(all.cache.audit().empty());
+  const scheduler_stats stats = all.scheduler.stats();
+  REQUIRE(stats.finished == requests);
+  ++seen.lives;
+  seen.early += all.early;
+  seen.dropped += stats.dropped;
+  seen.preempted += stats.preempted;
+}
+
+template <bool Swaps>
+void live_every_life_ahead(std::span<const layer_group> groups, std::uint64_t pages, std::uint32_t requests,
+                           std::uint32_t longest) {
+  all_choices choices;
+  counts seen;
+  do {
+    live_ahead<Swaps>(choices, groups, pages, requests, longest, seen);
+  } while (choices.advance());
+  MESSAGE(seen.lives << " lives, " << seen.early << " entries ahead, " << seen.dropped << " dropped, "
+                     << seen.preempted << " preempted");
+  CHECK(seen.lives > 1'000);
+  CHECK(seen.early > 1'000);
+  CHECK(seen.dropped > 100);
+  CHECK(seen.preempted > 50);
+}
+
+/// One to four groups of any kind, with the name of none.
+std::vector<layer_group> random_groups(random_numbers& random) {
+  std::vector<layer_group> groups;
+  const std::uint64_t count = 1 + random.below(std::uint64_t{4});
+  const std::uint32_t base = 1 + random.below(std::uint32_t{3});
+  for (std::uint64_t i = 0; i < count; ++i) {
+    layer_group each;
+    each.kind = layer_kind(random.below(std::uint32_t{4}));
+    each.reach = 1 + random.below(std::uint64_t{9});
+    if (each.kind == layer_kind::sliding_window && random.once_in(3))
+      each.sinks = 1 + random.below(std::uint64_t{3});
+    if (each.kind == layer_kind::state_snapshots && random.once_in(2))
+      each.writes = snapshot_times::end_of_step;
+    each.block_tokens = random.once_in(3) ? base * (1 + random.below(std::uint32_t{2})) : base;
+    each.block_bytes = each.block_tokens + random.below(std::uint64_t{3});
+    groups.push_back(each);
+  }
+  return groups;
+}
+
+/// A cache that one request of `longest` tokens fills, and up to `more` pages.
+hybrid_options random_cache(random_numbers& random, const std::vector<layer_group>& groups,
+                            std::uint64_t longest, std::uint64_t more) {
+  std::uint64_t page = 0;
+  for (const layer_group& each : groups)
+    page = std::max(page, each.block_bytes * (1 + random.below(std::uint64_t{3})));
+  for (const layer_group& each : groups)
+    page = std::max(page, each.block_bytes);
+  std::uint64_t pages = 0;
+  for (const layer_group& each : groups) {
+    const std::uint64_t in_page = page / each.block_bytes;
+    pages += (detail::peak_blocks(each, longest, 1) + in_page - 1) / in_page;
+  }
+  return {.groups = groups,
+          .budget_bytes = (pages + 1 + random.below(more + 1)) * page,
+          .page_bytes = page,
+          .max_sequences = 8,
+          .max_sequence_tokens = 256};
+}
+
+}  // namespace
+
+TEST_CASE("a step planned while another runs takes no block of any group from it, in any order of events") {
+  live_every_life_ahead<false>(three_kinds, 5, 2, 3);
+  live_every_life_ahead<true>(three_kinds, 5, 2, 3);
+  live_every_life_ahead<false>(two_kinds, 3, 2, 3);
+  live_every_life_ahead<true>(two_kinds, 3, 2, 3);
+}
+
+TEST_CASE("refused drafts are taken back in every group, where states have to go back to a snapshot") {
+  std::vector<layer_group> groups;
+  const draft_counts seen = refuse_drafts<cache_type>(400, [&](random_numbers& random) {
+    groups = random_groups(random);
+    const std::uint64_t longest = 20 + random.below(std::uint64_t{20});
+    return std::pair(random_cache(random, groups, longest + 8, 12), longest);
+  });
+  MESSAGE(seen.taken_back << " tokens taken back, " << seen.preempted << " preempted, " << seen.recomputed
+                          << " computed again");
+  CHECK(seen.taken_back > 1'000);
+  CHECK(seen.preempted > 200);
+}
+
+TEST_CASE(
+    "services over groups of any kind and size keep every token, under failing swaps and cancelled "
+    "requests") {
+  std::uint64_t preempted = 0;
+  std::uint64_t swapped = 0;
+  std::uint64_t exhausted = 0;
+  for (const auto seed : seeds(300)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const std::vector<layer_group> groups = random_groups(random);
+    const std::uint64_t longest = 10 + random.below(std::uint64_t{30});
+    service<cache_type, true> all(random_cache(random, groups, longest, 4),
+                                  {.max_running = 2 + random.below(std::uint32_t{7}),
+                                   .max_requests = 20,
+                                   .max_step_tokens = 1 + random.below(std::uint64_t{12}),
+                                   .watermark = random.below(std::uint64_t{3})});
+    all.engine.lose_every = random.below(std::uint64_t{4});
+    std::uint64_t submitted = 0;
+    std::map<std::uint64_t, std::size_t> lengths;
+    for (int steps = 0; submitted < 30 || !all.tickets.empty(); ++steps) {
+      REQUIRE(steps < 20'000);
+      if (submitted < 30 && all.tickets.size() < 20 && random.once_in(3)) {
+        std::vector<token_id> prompt(1 + random.below(longest / 2), 7);
+        if (random.once_in(2)) prompt.back() = 8;
+        // An answer that may outgrow the cache once in a while.
+        lengths[submitted] = 1 + random.below(random.once_in(10) ? longest * 2 : longest / 2);
+        all.submit(submitted++, std::move(prompt));
+      }
+      if (!all.tickets.empty() && random.once_in(40)) {
+        const auto which = all.tickets.begin();
+        all.scheduler.finish(which->second).value();
+        all.tickets.erase(which);
+      }
+      all.step([&](std::uint64_t user, std::size_t answer) { return answer >= lengths.at(user); });
+      REQUIRE((all.work_in_last_step != 0 || all.tickets.empty()));
+      REQUIRE(all.engine.wrong == 0);
+      REQUIRE(all.scheduler.audit() == std::vector<std::string>{});
+    }
+    const scheduler_stats stats = all.scheduler.stats();
+    CHECK(stats.finished + stats.exhausted == 30);
+    preempted += stats.preempted;
+    swapped += stats.swapped_out;
+    exhausted += stats.exhausted;
+    for (std::uint64_t user = 0; user < submitted; ++user) {
+      REQUIRE(all.is_right(user));
+      if (all.engine.requests.at(user).is_exhausted)
+        REQUIRE(all.engine.requests.at(user).tokens.size() > longest);
+    }
+    REQUIRE(all.cache.stats().pages.active_bytes == 0);
+    REQUIRE(all.cache.audit() == std::vector<std::string>{});
+  }
+  MESSAGE(preempted << " preempted, " << swapped << " swapped, " << exhausted << " exhausted");
+  CHECK(preempted > 1'000);
+  CHECK(swapped > 500);
+  CHECK(exhausted > 10);
+}
+
+namespace {
+
+/// Services of random size that plan ahead, with requests that are cancelled at any moment and sequences of
+/// others whose blocks wait for fences.
+template <class Order>
+void services_ahead(Order (*make)(), std::uint64_t count, std::uint64_t& preempted) {
+  for (const auto seed : seeds(count)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const std::vector<layer_group> groups = random_groups(random);
+    const std::uint64_t longest = 10 + random.below(std::uint64_t{30});
+    overlapped<cache_type, true, Order> all(random_cache(random, groups, longest + 1, 6),
+                                            {.max_running = 2 + random.below(std::uint32_t{5}),
+                                             .max_requests = 24,
+                                             .max_step_tokens = 1 + random.below(std::uint64_t{12}),
+                                             .watermark = random.below(std::uint64_t{3}),
+                                             .max_steps_in_flight = 2},
+                                            make());
+    all.engine.lose_every = random.below(std::uint64_t{4});
+    host_timeline stream;
+    std::vector<host_fence> pending;
+    std::map<std::uint64_t, std::size_t> lengths;
+    std::uint64_t submitted = 0;
+    for (int events = 0; submitted < 30 || !all.tickets.empty() || !all.flights.empty(); ++events) {
+      REQUIRE(events < 40'000);
+      if (submitted < 30 && all.tickets.size() < 16 && random.once_in(4)) {
+        std::vector<token_id> prompt(1 + random.below(longest / 2), 7);
+        if (random.once_in(2)) prompt.back() = 8;
+        lengths[submitted] = 1 + random.below(longest / 2);
+        const std::uint32_t kind = random.below(std::uint32_t{3});
+        all.submit(submitted++, std::move(prompt), {.priority = kind, .tenant = kind, .deadline = kind});
+      }
+      if (!all.tickets.empty() && random.once_in(40)) all.finish_now(all.tickets.begin()->first);
+      if (pending.size() < 2 && random.once_in(10)) {
+        const auto other = all.cache.create();
+        if (other && all.cache.extend(*other, 1 + random.below(longest / 4))) {
+          pending.push_back(stream.issue());
+          REQUIRE(all.cache.release_after(*other, pending.back()));
+        } else if (other) {
+          REQUIRE(all.cache.release(*other));
+        }
+      }
+      if (!pending.empty() && random.once_in(6)) {
+        stream.pass(pending.front()).value();
+        pending.erase(pending.begin());
+      }
+      if (all.flights.size() < 2 && random.below(std::uint32_t{3}) != 0) {
+        const bool has_work = all.plan();
+        if (!has_work && all.flights.empty() && !all.tickets.empty()) REQUIRE_FALSE(pending.empty());
+      } else if (!all.flights.empty()) {
+        all.complete([&](std::uint64_t user, std::size_t answer) { return answer >= lengths.at(user); },
+                     [&](std::uint64_t) { return random.once_in(2); },
+                     [&](std::uint64_t) { return random.once_in(2); });
+      }
+    }
+    for (std::uint64_t user = 0; user < submitted; ++user)
+      REQUIRE(all.is_right(user));
+    if (!pending.empty()) stream.pass(pending.back()).value();
+    all.cache.collect();
+    REQUIRE(all.cache.stats().pages.active_bytes == 0);
+    REQUIRE(all.cache.audit() == std::vector<std::string>{});
+    CHECK(all.scheduler.stats().finished == 30);
+    preempted += all.scheduler.stats().preempted;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("services over groups that plan ahead keep every token, under every order") {
+  std::uint64_t preempted = 0;
+  services_ahead<first_come_first_served>([] { return first_come_first_served{}; }, 60, preempted);
+  services_ahead<by_priority>([] { return by_priority(3); }, 60, preempted);
+  services_ahead<earliest_deadline_first>([] { return earliest_deadline_first{}; }, 60, preempted);
+  services_ahead<fair_shares>([] { return fair_shares(3); }, 60, preempted);
+  MESSAGE(preempted << " preempted");
+  CHECK(preempted > 500);
+}
