@@ -267,6 +267,45 @@ result<void> all_gather(T& ranks, std::span<std::byte> all_bytes, std::span<cons
 }
 
 template <transport T>
+result<void> two_hop_all_gather(T& ranks, std::span<std::byte> all_bytes,
+                                std::span<const std::uint64_t> blocks, std::uint32_t node_ranks,
+                                const collective_call& call) {
+  detail::collective all(ranks, call);
+  const std::uint32_t world = all.world();
+  if (node_ranks == 0 || world % node_ranks != 0) return all.misfit(world, node_ranks);
+  if (auto fits = all.fit(blocks, all_bytes.size(), 1); !fits) return fits;
+  const std::uint32_t nodes = world / node_ranks;
+  const std::uint32_t node = all.self() / node_ranks;
+  const std::uint32_t place = all.self() % node_ranks;
+  const std::uint64_t piece = std::max(call.segment_bytes, 1U);
+  const auto trade = [&](std::uint32_t sent, std::uint32_t to, std::uint32_t got,
+                         std::uint32_t from) -> result<void> {
+    const auto out = detail::block_of(all_bytes, blocks, sent);
+    const auto into = detail::block_of(all_bytes, blocks, got);
+    for (std::uint64_t at = 0; at < std::max(out.size(), into.size()); at += piece) {
+      const auto goes = detail::piece_of(out, at, piece);
+      if (auto done = all.exchange_pieces(goes, to, detail::piece_of(into, at, piece), from); !done)
+        return done;
+    }
+    return {};
+  };
+  for (std::uint32_t d = 1; d < nodes; ++d) {
+    const std::uint32_t to = (node + d) % nodes * node_ranks + place;
+    const std::uint32_t from = (node + nodes - d) % nodes * node_ranks + place;
+    if (auto done = trade(all.self(), to, from, from); !done) return done;
+  }
+  for (std::uint32_t d = 1; d < node_ranks; ++d) {
+    const std::uint32_t to = (place + d) % node_ranks;
+    const std::uint32_t from = (place + node_ranks - d) % node_ranks;
+    const std::uint32_t first = node * node_ranks;
+    for (std::uint32_t of = 0; of < world; of += node_ranks) {
+      if (auto done = trade(of + place, first + to, of + from, first + from); !done) return done;
+    }
+  }
+  return {};
+}
+
+template <transport T>
 result<void> reduce_scatter(T& ranks, std::span<std::byte> data, std::span<const std::uint64_t> blocks,
                             const reduce_op& op, collective_call& call) {
   detail::collective all(ranks, call);
