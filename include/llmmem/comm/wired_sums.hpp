@@ -31,10 +31,10 @@ inline namespace v0 {
 template <class S>
 concept sum_ends = requires(S& ends, std::uint32_t rank, std::uint64_t at, std::span<float> room,
                             const float* values, std::span<const float> seen) {
-  { ends.values(rank, at, room) } noexcept -> std::same_as<const float*>;
+  { ends.values(rank, at, room) } -> std::same_as<const float*>;
   { ends.keeps_errors() } noexcept -> std::same_as<bool>;
-  { ends.keep_error(rank, at, values, seen) } noexcept;
-  { ends.sum(at, seen) } noexcept;
+  ends.keep_error(rank, at, values, seen);
+  ends.sum(at, seen);
 };
 
 /// A sum over a wire, and its memory. In one hop: `reduce_scatter`; in two: `two_hop_reduce_scatter`.
