@@ -5,6 +5,7 @@
 #include <llmmem/checkpoint/termination.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/model/training_state.hpp>
+#include <llmmem/sharding/sharded_wires.hpp>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -79,6 +80,7 @@ struct parallel_options {
   bool are_processes = false;  ///< processes joined by sockets; otherwise threads
   llmmem::zero_stage stage = llmmem::zero_stage::none;
   std::uint32_t gather_ahead = 0;  ///< layers whose weights are gathered before they are used
+  llmmem::sharded_wires wires{};   ///< the form of their messages
 };
 
 struct command_line {
@@ -155,6 +157,16 @@ class training_options {
            "depend on it")
         ->type_name("data|zero1|zero2|zero3");
     number("--gather-ahead", "layers whose weights zero3 gathers in advance, and has memory for", 0);
+    app.add_option(
+           "--wire", wire_,
+           "the form in which ranks send gradients, and zero3 weights (default: plain): bfloat16 (bf16), "
+           "groups of 8-bit floats (fp8) or of integers (int8, int4), or as ZeRO++ (zeropp): weights as "
+           "int8 and gradients as int4, which needs --node-ranks")
+        ->type_name("plain|bf16|fp8|int8|int4|zeropp");
+    number("--node-ranks",
+           "ranks of a node: gathers and sums in two hops, of which one is in the node; 0: one hop", 0);
+    app.add_flag("--error-feedback", asked_.parallel.wires.keeps_errors,
+                 "add what --wire loses of a sum to the next step's");
     app.add_option(
            "--recompute", recompute_,
            "activations that the backward pass recomputes (default: none): the attention's "
@@ -270,6 +282,7 @@ class training_options {
     if (all.parallel.gather_ahead != 0 && all.parallel.stage != zero_stage::weights)
       throw example::usage_error("--gather-ahead is of weights in shards; add --parallel zero3");
     const std::size_t ranks = all.parallel.ranks;
+    read_wires(all);
     if (ranks == 0) {
       if (!parallel_.empty()) throw example::usage_error("--parallel is of ranks; add --ranks N");
       if (!transport_.empty()) throw example::usage_error("--transport is of ranks; add --ranks N");
@@ -278,6 +291,43 @@ class training_options {
     if (all.shape.batch % ranks != 0) {
       throw example::usage_error(fmt::format("--ranks {} does not divide --batch {}; --batch {} would do",
                                              ranks, all.shape.batch, (all.shape.batch / ranks + 1) * ranks));
+    }
+  }
+
+  void read_wires(command_line& all) const {
+    using llmmem::wire_format;
+    static const std::map<std::string, wire_format> known{
+        {"", wire_format::plain},     {"plain", wire_format::plain}, {"bf16", wire_format::bf16},
+        {"fp8", wire_format::fp8},    {"int8", wire_format::int8},   {"int4", wire_format::int4},
+        {"zeropp", wire_format::int4}};
+    const auto found = known.find(wire_);
+    if (found == known.end()) {
+      throw example::usage_error(
+          fmt::format("--wire: '{}' is unknown; there are plain, bf16, fp8, int8, int4 and zeropp",
+                      example::printable(wire_, 64)));
+    }
+    llmmem::sharded_wires& wires = all.parallel.wires;
+    wires.node_ranks = static_cast<std::uint32_t>(count("--node-ranks", 0, 0, 64));
+    wires.sum = {found->second, found->second};
+    // Weights that all ranks have completely are their master copies.
+    if (all.parallel.stage == llmmem::zero_stage::weights)
+      wires.gather = wire_ == "zeropp" ? wire_format::int8 : found->second;
+    const std::size_t ranks = all.parallel.ranks;
+    if (ranks == 0 && (!wire_.empty() || wires.node_ranks != 0 || wires.keeps_errors))
+      throw example::usage_error("--wire, --node-ranks and --error-feedback are of ranks; add --ranks N");
+    if (wire_ == "zeropp" && wires.node_ranks == 0)
+      throw example::usage_error("--wire zeropp sums in two hops; add --node-ranks N, the ranks of a node");
+    if (wires.node_ranks != 0 && ranks % wires.node_ranks != 0)
+      throw example::usage_error(
+          fmt::format("--node-ranks {} does not divide --ranks {}; --ranks {} would do", wires.node_ranks,
+                      ranks, (ranks / wires.node_ranks + 1) * wires.node_ranks));
+    if (wires.keeps_errors && found->second == wire_format::plain)
+      throw example::usage_error(
+          "--error-feedback is of sums that lose something; add --wire int8, or another");
+    if (wires.keeps_errors && !all.checkpoints.folder.empty()) {
+      throw example::usage_error(
+          "--error-feedback with --checkpoint-dir: what sums have lost is not in a checkpoint, so a resumed "
+          "run would have other weights; leave one of the two out");
     }
   }
 
@@ -312,6 +362,7 @@ class training_options {
   std::string every_;
   std::string parallel_;
   std::string transport_;
+  std::string wire_;
   std::string recompute_;
   std::map<std::string, std::optional<std::string>> numbers_;
 };

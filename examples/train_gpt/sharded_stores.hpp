@@ -66,15 +66,16 @@ class sharded_layers {
   /// Transport and space outlive it.
   /// @param gather_ahead  how many reads before its own a layer's weights are gathered; none if all ranks
   ///                      have them complete. Equal on all ranks.
+  /// @param wires  the form of the messages of gathered weights and of summed gradients. Equal on all ranks.
   /// @throws the exceptions of `sharded_state`'s constructors; `std::system_error` if no thread can start.
   sharded_layers(Space& space, const gpt_shape& shape, Ranks& ranks, llmmem::zero_stage stage,
-                 std::uint32_t gather_ahead = 0)
+                 std::uint32_t gather_ahead = 0, const llmmem::sharded_wires& wires = {})
     requires(Pieces::is_resident)
       : ranks_(&ranks),
         stage_(stage),
         facts_(layer_catalogue(shape, sizeof(T))),
-        weights_(of(llmmem::state_kind::weights), facts_, ranks, space, {.name = "weights"}),
-        gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, {.name = "gradients"}),
+        weights_(of(llmmem::state_kind::weights), facts_, ranks, space, of_weights(wires)),
+        gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, of_gradients(wires)),
         mean_(of(llmmem::state_kind::optimizer), facts_, ranks, space, {.name = "mean"}) {
     if (shape.moments == 2) {
       variance_.emplace(of(llmmem::state_kind::optimizer), facts_, ranks, space,
@@ -86,12 +87,12 @@ class sharded_layers {
   template <class Store>
     requires std::same_as<Pieces, llmmem::leased_pieces<Store>>
   sharded_layers(Space& space, Store& chunks, const gpt_shape& shape, Ranks& ranks, llmmem::zero_stage stage,
-                 std::uint32_t gather_ahead = 0)
+                 std::uint32_t gather_ahead = 0, const llmmem::sharded_wires& wires = {})
       : ranks_(&ranks),
         stage_(stage),
         facts_(layer_catalogue(shape, sizeof(T))),
-        weights_(of(llmmem::state_kind::weights), facts_, ranks, space, chunks, {.name = "weights"}),
-        gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, chunks, {.name = "gradients"}),
+        weights_(of(llmmem::state_kind::weights), facts_, ranks, space, chunks, of_weights(wires)),
+        gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, chunks, of_gradients(wires)),
         mean_(of(llmmem::state_kind::optimizer), facts_, ranks, space, chunks, {.name = "mean"}),
         chunks_(step_bounds::of(chunks)) {
     if (shape.moments == 2) {
@@ -207,6 +208,14 @@ class sharded_layers {
                       plan_weight_gathers(facts_, reads_, gather_ahead));
   }
 
+  [[nodiscard]] static llmmem::sharded_options of_weights(const llmmem::sharded_wires& wires) {
+    return {.name = "weights", .wires = {.gather = wires.gather, .node_ranks = wires.node_ranks}};
+  }
+  [[nodiscard]] static llmmem::sharded_options of_gradients(const llmmem::sharded_wires& wires) {
+    llmmem::sharded_options options{.name = "gradients", .wires = wires};
+    options.wires.gather = {};
+    return options;
+  }
   [[nodiscard]] llmmem::zero_partition of(llmmem::state_kind kind) const {
     return {facts_, ranks_->world(), stage_, kind};
   }

@@ -46,10 +46,15 @@ const std::vector<feature>& features() {
       {"save", {{}, {"--checkpoint-every", "1"}}},
       {"ranks", {{"--ranks", "2"}, {"--ranks", "1"}, {"--ranks", "3"}}},
       {"optimizer", {{}, {"--optimizer", "sgd"}}},
+      {"wire",
+       {{},
+        {"--wire", "bf16"},
+        {"--wire", "int8", "--node-ranks", "1"},
+        {"--wire", "zeropp", "--node-ranks", "1"}}},
   };
   return all;
 }
-constexpr std::size_t parallel = 0, gather_ahead = 3, save = 5, ranks = 6, optimizer = 7;
+constexpr std::size_t parallel = 0, gather_ahead = 3, save = 5, ranks = 6, optimizer = 7, wire = 8;
 
 /// Which value of each feature.
 using combination = std::vector<std::size_t>;
@@ -118,14 +123,22 @@ void check_predicted(const nlohmann::json& measured) {
 }
 
 /// The losses and the digest of as many ranks, with the same optimizer, that keep everything in plain memory.
+/// A wire that loses something has the bits of its own sums: with plain data parallelism their owners' sums
+/// are rounded too, and with sharded weights these are.
 const nlohmann::json& plain(const combination& of) {
-  static std::map<std::pair<std::size_t, std::size_t>, nlohmann::json> known;
-  const std::pair key(of[ranks], of[optimizer]);
+  static std::map<std::vector<std::size_t>, nlohmann::json> known;
+  const bool is_lossy = of[wire] != 0 && features()[ranks].values[of[ranks]].back() != "1";
+  const std::size_t kind = !is_lossy ? 0 : of[parallel] == 0 ? 1 : of[parallel] == 3 ? 3 : 2;
+  const std::vector key{of[ranks], of[optimizer], is_lossy ? of[wire] : 0, kind};
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
   arguments all = features()[ranks].values[of[ranks]];
-  const arguments& by = features()[optimizer].values[of[optimizer]];
-  all.insert(all.end(), by.begin(), by.end());
+  const auto add = [&](const arguments& more) { all.insert(all.end(), more.begin(), more.end()); };
+  add(features()[optimizer].values[of[optimizer]]);
+  if (is_lossy) {
+    add(features()[wire].values[of[wire]]);
+    if (kind > 1) add({"--parallel", kind == 2 ? "zero1" : "zero3"});
+  }
   return known[key] = json_of(all);
 }
 
