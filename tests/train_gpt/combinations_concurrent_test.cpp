@@ -3,8 +3,10 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -310,4 +312,82 @@ TEST_CASE("a run with SGD resumes from its checkpoint to the same bits, and not 
   const outcome other = run({"--checkpoint-dir", folder.file("saved"), "--resume"}, 3);
   CHECK(other.status == exit_status::wrong_usage);
   CHECK(other.notes.find("optimizer sgd") != other.notes.npos);
+}
+
+namespace {
+
+double loss(const nlohmann::json& of, std::size_t step) {
+  return std::strtod(of["losses"][step].get<std::string>().c_str(), nullptr);
+}
+
+arguments four_ranks(const arguments& more) {
+  arguments all{"--batch", "8", "--ranks", "4"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("every wire trains within a band of the plain losses, with the predicted bytes, which are fewer") {
+  constexpr std::uint64_t steps = 6;
+  const struct {
+    arguments wire;
+    double band;
+    double share;  // of the plain bytes, at most
+  } wires[] = {{{"--wire", "bf16"}, 0.0005, 0.501},
+               {{"--wire", "fp8", "--node-ranks", "2"}, 0.005, 0.29},
+               {{"--wire", "int8"}, 0.005, 0.26},
+               {{"--wire", "int4", "--error-feedback"}, 0.03, 0.135},
+               {{"--wire", "zeropp", "--node-ranks", "2"}, 0.03, 0.25},
+               {{"--wire", "zeropp", "--node-ranks", "2", "--error-feedback"}, 0.03, 0.25}};
+  for (const std::string kind : {"data", "zero2", "zero3"}) {
+    CAPTURE(kind);
+    const nlohmann::json reference = json_of(four_ranks({"--parallel", kind}), steps);
+    for (const auto& each : wires) {
+      CAPTURE(each.wire[1]);
+      arguments all{"--parallel", kind};
+      all.insert(all.end(), each.wire.begin(), each.wire.end());
+      const nlohmann::json json = json_of(four_ranks(all), steps);
+      for (std::size_t rank = 0; rank < 4; ++rank) {
+        check_predicted(json["ranks"][rank]);
+        const double sent = json["ranks"][rank]["bytes_sent"].get<double>();
+        const double plainly = reference["ranks"][rank]["bytes_sent"].get<double>();
+        // Weights that all ranks have completely are refreshed plainly, also once as they are drawn.
+        CHECK(sent / plainly < (kind == "zero2" ? (8 + 6 * each.share) / 13 : each.share));
+      }
+      double off = 0;
+      for (std::size_t step = 0; step <= steps; ++step)
+        off = std::max(off, std::abs(loss(json, step) - loss(reference, step)));
+      CHECK(off < each.band);
+      CHECK(off > 0);
+    }
+  }
+}
+
+TEST_CASE("plain messages in two hops have the losses of other sums, and the predicted bytes") {
+  for (const std::string kind : {"data", "zero1", "zero3"}) {
+    const nlohmann::json one = json_of(four_ranks({"--parallel", kind}));
+    const nlohmann::json two = json_of(four_ranks({"--parallel", kind, "--node-ranks", "2"}));
+    CHECK(loss(two, 2) == doctest::Approx(loss(one, 2)).epsilon(1e-6));
+    for (const nlohmann::json& each : two["ranks"])
+      check_predicted(each);
+  }
+}
+
+TEST_CASE("a run over a wire resumes to the bits of one that was never stopped, in tiers too") {
+  for (const arguments& by : std::vector<arguments>{
+           {"--wire", "int8", "--parallel", "zero3", "--memory", "tiered", "--budget-mib", "1"},
+           {"--wire", "zeropp", "--node-ranks", "2", "--parallel", "zero1"}}) {
+    const temporary_folder folder;
+    arguments saved = by;
+    saved.insert(saved.end(),
+                 {"--checkpoint-dir", folder.file("saved"), "--checkpoint-every", "1", "--resume"});
+    static_cast<void>(json_of(four_ranks(saved), 1));
+    const nlohmann::json json = json_of(four_ranks(saved), 3);
+    const nlohmann::json uninterrupted = json_of(four_ranks(by), 3);
+    CHECK(json["digest"] == uninterrupted["digest"]);
+    CHECK(json["losses"] == uninterrupted["losses"]);
+    for (const nlohmann::json& each : json["ranks"])
+      check_predicted(each);
+  }
 }

@@ -175,6 +175,20 @@ TEST_CASE("each wrong option of ranks has its own error, with valid values") {
         "train_gpt: --gather-ahead is of weights in shards; add --parallel zero3" + hint);
   CHECK(wrong({"--ranks", "2", "--parallel", "zero3", "--gather-ahead", "1025"}) ==
         "train_gpt: --gather-ahead \"1025\": must be a whole number from 0 to 1024" + hint);
+  CHECK(wrong({"--wire", "int8"}) ==
+        "train_gpt: --wire, --node-ranks and --error-feedback are of ranks; add --ranks N" + hint);
+  CHECK(wrong({"--ranks", "2", "--wire", "int7"}) ==
+        "train_gpt: --wire: 'int7' is unknown; there are plain, bf16, fp8, int8, int4 and zeropp" + hint);
+  CHECK(wrong({"--ranks", "2", "--wire", "zeropp"}) ==
+        "train_gpt: --wire zeropp sums in two hops; add --node-ranks N, the ranks of a node" + hint);
+  CHECK(wrong({"--ranks", "4", "--node-ranks", "3"}) ==
+        "train_gpt: --node-ranks 3 does not divide --ranks 4; --ranks 6 would do" + hint);
+  CHECK(wrong({"--ranks", "2", "--error-feedback"}) ==
+        "train_gpt: --error-feedback is of sums that lose something; add --wire int8, or another" + hint);
+  CHECK(wrong({"--ranks", "2", "--wire", "int8", "--error-feedback", "--checkpoint-dir", "/nowhere"}) ==
+        "train_gpt: --error-feedback with --checkpoint-dir: what sums have lost is not in a checkpoint, so a "
+        "resumed run would have other weights; leave one of the two out" +
+            hint);
   CHECK(wrong({"--recompute", "half"}) ==
         "train_gpt: --recompute: 'half' is unknown; there are none, selective, full and budget:BYTES" + hint);
   CHECK(wrong({"--recompute", "budget:0"}) ==
