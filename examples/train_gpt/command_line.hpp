@@ -11,11 +11,13 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -26,6 +28,7 @@
 #include "common/program.hpp"
 #include "common/text.hpp"
 #include "train_gpt/shape.hpp"
+#include "train_gpt/step_guard.hpp"
 #include "train_gpt/stores.hpp"
 #include "train_gpt/worker_team.hpp"
 
@@ -96,6 +99,7 @@ struct command_line {
   checkpoint_options checkpoints;
   parallel_options parallel;
   recompute_options recompute;
+  guard_options guard;
 };
 
 /// The options of every training program; a program adds its own to the same `app`.
@@ -173,6 +177,18 @@ class training_options {
            "(selective), all from each block's input (full), or the cheapest within this many bytes at "
            "once, of each rank; the figures do not depend on it")
         ->type_name("none|selective|full|budget:BYTES");
+    app.add_option("--clip-norm", clip_norm_,
+                   "scale each step's gradients down to this norm, of all of them; the figures do not depend "
+                   "on --parallel")
+        ->type_name("X");
+    app.add_option(
+           "--loss-scale", loss_scale_,
+           "begin with this factor of the loss, double it after --loss-scale-interval steps, and skip "
+           "a step and halve it where a gradient is not finite on any rank; a power of two changes no "
+           "figures")
+        ->type_name("X");
+    number("--loss-scale-interval", "steps in a row without an overflow until the factor doubles",
+           usual.guard.growth_interval);
     app.add_flag("--json", asked_.json, "JSON on standard output, all else on standard error");
   }
 
@@ -200,6 +216,7 @@ class training_options {
     read_checkpoints(all);
     read_parallel(all);
     read_recompute(all);
+    read_guard(all);
     return all;
   }
 
@@ -348,6 +365,42 @@ class training_options {
     }
   }
 
+  void read_guard(command_line& all) const {
+    const auto value = [](const char* name, const std::string& text, double least, double most,
+                          const char* range) -> std::optional<double> {
+      if (text.empty()) return std::nullopt;
+      double read = 0;
+      const char* const end = text.data() + text.size();
+      const auto [stop, failed] = std::from_chars(text.data(), end, read);
+      if (failed != std::errc() || stop != end || !(read >= least) || !(read <= most)) {
+        throw example::usage_error(
+            fmt::format("{} \"{}\": must be a number {}", name, example::printable(text, 64), range));
+      }
+      return read;
+    };
+    const llmmem::loss_scale_options rules;
+    all.guard.clip_norm =
+        value("--clip-norm", clip_norm_, std::numeric_limits<double>::min(), 1e300, "above 0");
+    all.guard.loss_scale = value("--loss-scale", loss_scale_, rules.least, rules.most, "from 2^-24 to 2^126");
+    all.guard.growth_interval =
+        static_cast<std::uint32_t>(count("--loss-scale-interval", rules.growth_interval, 1, 1'000'000'000));
+    if (!all.guard.loss_scale && numbers_.at("--loss-scale-interval"))
+      throw example::usage_error("--loss-scale-interval is of a loss scale; add --loss-scale X");
+    if (all.guard.loss_scale && all.parallel.wires.keeps_errors) {
+      throw example::usage_error(
+          "--error-feedback with --loss-scale: what sums have lost is in units of a scale that changes; "
+          "leave "
+          "one of the two out");
+    }
+    if (!all.guard.guards()) return;
+    if (update_ == "in_backward") {
+      throw example::usage_error(
+          "--clip-norm and --loss-scale decide by all gradients of a step, which --update in_backward does "
+          "not wait for; leave it out");
+    }
+    all.update = update_time::after_backward;
+  }
+
   [[nodiscard]] std::uint64_t count(const std::string& name, std::uint64_t otherwise, std::uint64_t least,
                                     std::uint64_t most) const {
     const std::optional<std::string>& text = numbers_.at(name);
@@ -363,6 +416,8 @@ class training_options {
   std::string parallel_;
   std::string transport_;
   std::string wire_;
+  std::string clip_norm_;
+  std::string loss_scale_;
   std::string recompute_;
   std::map<std::string, std::optional<std::string>> numbers_;
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/model/training_state.hpp>
+#include <llmmem/training/loss_scale.hpp>
 #include <llmmem/training/training_plan.hpp>
 
 #include <unistd.h>
@@ -94,8 +95,10 @@ struct planned_run {
   const std::uint64_t once = run.plan.zero == llmmem::zero_stage::weights ? 2 : 1;
   const bool saves = !asked.checkpoints.folder.empty();
   const std::uint64_t numbers = steps + 1 + (saves ? steps + 1 + (asked.checkpoints.resumes ? 1U : 0U) : 0U);
+  // A guard merges the norm of each step's gradients.
+  const std::uint64_t norms = asked.guard.guards() ? steps * sizeof(llmmem::gradient_norm) : 0;
   all.bytes_sent = steps * of.sent_per_step + once * of.sent_once +
-                   numbers * sizeof(std::uint64_t) * (run.plan.ranks - 1U);
+                   (numbers * sizeof(std::uint64_t) + norms) * (run.plan.ranks - 1U);
   return all;
 }
 

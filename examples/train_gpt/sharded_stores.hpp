@@ -14,6 +14,7 @@
 #include <llmmem/sharding/zero.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/tiering/access.hpp>
+#include <llmmem/training/loss_scale.hpp>
 
 #include <array>
 #include <concepts>
@@ -181,6 +182,12 @@ class sharded_layers {
     chunks_.end();
   }
 
+  /// Adds the means of the gradients that this rank owns to `norm`, as they are summed; null: no longer.
+  bool adds_gradients_to(llmmem::gradient_norm* norm) noexcept {
+    norm_ = norm;
+    return true;
+  }
+
   /// The gathers ahead: nothing without `gather_ahead`.
   [[nodiscard]] llmmem::gather_schedule_stats gather_stats() const noexcept {
     return schedule_ ? schedule_->stats() : llmmem::gather_schedule_stats{};
@@ -302,6 +309,7 @@ class sharded_layers {
     const piece sum = gradients_.lease(tensor, llmmem::access_mode::read_write).value();
     for (T& each : mine(sum))
       each /= ranks;
+    if (norm_ != nullptr) norm_->add(as_values(sum.owned()));
   }
 
   void throw_what_failed() const {
@@ -322,6 +330,7 @@ class sharded_layers {
   typename state::whole whole_gradients_{};
   llmmem::result<void> failed_{};
   std::exception_ptr thrown_{};
+  llmmem::gradient_norm* norm_ = nullptr;
 
   // For gathers ahead, which end before the state that they gather.
   std::vector<std::uint32_t> reads_{};  // the layers of a step's plan

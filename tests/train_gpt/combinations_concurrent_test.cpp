@@ -53,10 +53,12 @@ const std::vector<feature>& features() {
         {"--wire", "bf16"},
         {"--wire", "int8", "--node-ranks", "1"},
         {"--wire", "zeropp", "--node-ranks", "1"}}},
+      {"clip", {{}, {"--clip-norm", "0.25"}}},
+      {"scale", {{}, {"--loss-scale", "1024", "--loss-scale-interval", "1"}}},
   };
   return all;
 }
-constexpr std::size_t parallel = 0, gather_ahead = 3, save = 5, ranks = 6, optimizer = 7, wire = 8;
+constexpr std::size_t parallel = 0, gather_ahead = 3, save = 5, ranks = 6, optimizer = 7, wire = 8, clip = 9;
 
 /// Which value of each feature.
 using combination = std::vector<std::size_t>;
@@ -124,19 +126,21 @@ void check_predicted(const nlohmann::json& measured) {
   }
 }
 
-/// The losses and the digest of as many ranks, with the same optimizer, that keep everything in plain memory.
-/// A wire that loses something has the bits of its own sums: with plain data parallelism their owners' sums
-/// are rounded too, and with sharded weights these are.
+/// The losses and the digest of as many ranks, with the same optimizer and clipping, that keep everything in
+/// plain memory. A loss scale that is a power of two changes no bits. A wire that loses something has the
+/// bits of its own sums: with plain data parallelism their owners' sums are rounded too, and with sharded
+/// weights these are.
 const nlohmann::json& plain(const combination& of) {
   static std::map<std::vector<std::size_t>, nlohmann::json> known;
   const bool is_lossy = of[wire] != 0 && features()[ranks].values[of[ranks]].back() != "1";
   const std::size_t kind = !is_lossy ? 0 : of[parallel] == 0 ? 1 : of[parallel] == 3 ? 3 : 2;
-  const std::vector key{of[ranks], of[optimizer], is_lossy ? of[wire] : 0, kind};
+  const std::vector key{of[ranks], of[optimizer], is_lossy ? of[wire] : 0, kind, of[clip]};
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
   arguments all = features()[ranks].values[of[ranks]];
   const auto add = [&](const arguments& more) { all.insert(all.end(), more.begin(), more.end()); };
   add(features()[optimizer].values[of[optimizer]]);
+  add(features()[clip].values[of[clip]]);
   if (is_lossy) {
     add(features()[wire].values[of[wire]]);
     if (kind > 1) add({"--parallel", kind == 2 ? "zero1" : "zero3"});
@@ -389,5 +393,41 @@ TEST_CASE("a run over a wire resumes to the bits of one that was never stopped, 
     CHECK(json["losses"] == uninterrupted["losses"]);
     for (const nlohmann::json& each : json["ranks"])
       check_predicted(each);
+  }
+}
+
+TEST_CASE("clipped steps are shorter, and without ranks have the bits of one rank") {
+  const nlohmann::json free = json_of({}, 3);
+  const nlohmann::json clipped = json_of({"--clip-norm", "0.25"}, 3);
+  CHECK(clipped["digest"] != free["digest"]);
+  CHECK(clipped["losses"][0] == free["losses"][0]);
+  CHECK(json_of({"--clip-norm", "1e30"}, 3)["digest"] == free["digest"]);
+  for (const arguments& more :
+       std::vector<arguments>{{"--ranks", "1"},
+                              {"--memory", "tiered", "--budget-mib", "1"},
+                              {"--memory", "tiered", "--budget-mib", "1", "--recompute", "full"},
+                              {"--loss-scale", "65536", "--update", "after_backward"}}) {
+    arguments all{"--clip-norm", "0.25"};
+    all.insert(all.end(), more.begin(), more.end());
+    CHECK(json_of(all, 3)["digest"] == clipped["digest"]);
+  }
+}
+
+TEST_CASE("the loss scale grows, and its count of clean steps is in the checkpoint") {
+  const arguments scaled{"--loss-scale", "1024", "--loss-scale-interval", "3"};
+  const nlohmann::json grown = json_of(scaled, 4);
+  CHECK(grown["loss_scale"] == 2048);
+  CHECK(grown["skipped_steps"] == 0);
+  CHECK(json_of(scaled, 2)["loss_scale"] == 1024);
+  const temporary_folder folder;
+  for (const std::uint64_t steps : {1U, 2U, 4U}) {
+    arguments saved = scaled;
+    saved.insert(saved.end(),
+                 {"--checkpoint-dir", folder.file("saved"), "--checkpoint-every", "1", "--resume"});
+    if (steps == 2) saved.insert(saved.end(), {"--ranks", "1", "--parallel", "zero2"});
+    const nlohmann::json json = json_of(saved, steps);
+    if (steps != 4) continue;
+    CHECK(json["loss_scale"] == 2048);
+    CHECK(json["digest"] == grown["digest"]);
   }
 }
