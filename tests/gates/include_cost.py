@@ -12,7 +12,7 @@ import sys
 import time
 
 LIMIT = 60_000
-UMBRELLA_LIMIT = 196_000
+UMBRELLA_LIMIT = 198_000
 UMBRELLA = "llmmem/llmmem.hpp"
 TOOL_LIMITS = {
     # All that kv_blocks.hpp needs, 60,000 lines, and the codes of groups.
@@ -72,8 +72,8 @@ TOOL_LIMITS = {
     "llmmem/schedule/prefetch_schedule.hpp": 81_000,
     # <algorithm>, and the types of a tiered buffer, which all its users have.
     "llmmem/tiering/measure_links.hpp": 67_000,
-    # Of a training run: the resharding planner and <atomic>; the planners of schedules and <thread>.
-    "llmmem/sharding/sharded_state.hpp": 65_000,
+    # Of a training run: the resharding planner, wires and <atomic>; the planners of schedules and <thread>.
+    "llmmem/sharding/sharded_state.hpp": 67_000,
     "llmmem/sharding/gather_schedule.hpp": 80_000,
 }
 

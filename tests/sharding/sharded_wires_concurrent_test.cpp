@@ -279,7 +279,7 @@ TEST_SUITE("sharded_wires") {
       put_stream(expected, scope, part, restored(int8, stream(whole, scope, part)));
     }
     in_sim_world(4, 1, [&](sim_ranks& ranks, host_space& space, std::uint32_t self) {
-      sharded_state state(who, tensors, ranks, space, {.wires = {.gather = int8, .node_ranks = 2}});
+      sharded_state state(who, tensors, ranks, space, {.wires = {.gather = int8, .node_ranks = 4}});
       for (const tensor_id each : scope) {
         const auto part = [&](tensor_id t) { return who.local(t, rank_id{self}); };
         set_bytes(state.local(each), stream({whole[to_index(each)]}, {each}, part));

@@ -8,7 +8,6 @@
 #include <llmmem/model/bf16.hpp>
 #include <llmmem/model/fp8.hpp>
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <concepts>
@@ -145,7 +144,7 @@ class wire_form {
       return;
     }
     for (std::size_t at = 0; at < in.size(); at += group_)
-      out = encode_group(in.subspan(at, std::min<std::size_t>(group_, in.size() - at)), out);
+      out = encode_group(in.subspan(at, left(in.size(), at)), out);
   }
 
   /// Reads `bytes(out.size())` bytes. @pre the two do not overlap
@@ -162,7 +161,7 @@ class wire_form {
       return;
     }
     for (std::size_t at = 0; at < out.size(); at += group_)
-      in = decode_group(in, out.subspan(at, std::min<std::size_t>(group_, out.size() - at)));
+      in = decode_group(in, out.subspan(at, left(out.size(), at)));
   }
 
   friend constexpr bool operator==(const wire_form&, const wire_form&) noexcept = default;
@@ -178,6 +177,11 @@ class wire_form {
   [[nodiscard]] constexpr double largest_code() const noexcept {
     if (format_ == wire_format::fp8) return e4m3_max;
     return format_ == wire_format::int8 ? 127 : 7;
+  }
+
+  /// Returns how many elements the group from `at` on has.
+  [[nodiscard]] std::size_t left(std::size_t all, std::size_t at) const noexcept {
+    return all - at < group_ ? all - at : group_;
   }
 
   /// Converts in tiles of a fixed length, through local arrays: compilers vectorise this at any alignment.
@@ -206,6 +210,10 @@ class wire_form {
   }
 
   /// Returns the bits of the largest size: floats are ordered as their bits, infinity and NaNs above all.
+  /// @{
+  [[nodiscard]] static std::uint32_t larger(std::uint32_t a, std::uint32_t b) noexcept {
+    return a < b ? b : a;
+  }
   [[nodiscard]] static std::uint32_t largest_size(std::span<const float> values) noexcept {
     constexpr std::size_t lanes = 16;
     std::array<std::uint32_t, lanes> most{};
@@ -213,12 +221,16 @@ class wire_form {
     std::size_t i = 0;
     for (; i + lanes <= values.size(); i += lanes) {
       for (std::size_t k = 0; k < lanes; ++k)
-        most[k] = std::max(most[k], size_of(values[i + k]));
+        most[k] = larger(most[k], size_of(values[i + k]));
     }
     for (std::size_t k = 0; i < values.size(); ++i, ++k)
-      most[k] = std::max(most[k], size_of(values[i]));
-    return *std::ranges::max_element(most);
+      most[k] = larger(most[k], size_of(values[i]));
+    std::uint32_t all = 0;
+    for (const std::uint32_t each : most)
+      all = larger(all, each);
+    return all;
   }
+  /// @}
 
   [[nodiscard]] std::byte* write_scale(std::uint32_t bits, std::byte* out) const noexcept {
     if (scale_ == wire_scale::f32) {
@@ -233,7 +245,7 @@ class wire_form {
   [[nodiscard]] std::uint32_t sent_scale(std::uint32_t largest) const noexcept {
     if (largest >= infinity) return 0x7FC0'0000U;
     if (scale_ == wire_scale::f32) return largest;
-    return std::min((largest + 0xFFFFU) & 0xFFFF'0000U, 0x7F7F'0000U);
+    return largest > 0x7F7F'0000U ? 0x7F7F'0000U : (largest + 0xFFFFU) & 0xFFFF'0000U;
   }
 
   [[nodiscard]] std::byte* encode_group(std::span<const float> in, std::byte* out) const noexcept {
@@ -244,8 +256,7 @@ class wire_form {
       std::memset(out, 0, code_bytes);
       return out + code_bytes;
     }
-    const double most = largest_code();
-    const double factor = most / static_cast<double>(std::bit_cast<float>(sent));
+    const double factor = largest_code() / static_cast<double>(std::bit_cast<float>(sent));
     const auto* const from = reinterpret_cast<const std::byte*>(in.data());
     if (format_ == wire_format::fp8) {
       map<float, std::uint8_t>(from, out, in.size(), [factor](float x) {
@@ -254,11 +265,9 @@ class wire_form {
       });
       return out + code_bytes;
     }
-    // Only an amax above the largest bfloat16 needs the bounds.
-    const std::int32_t bound = format_ == wire_format::int8 ? 127 : 7;
-    const auto code_of = [factor, bound](float x) {
-      const std::int32_t code = nearest(static_cast<float>(static_cast<double>(x) * factor));
-      return std::min(std::max(code, -bound), bound);
+    // An amax above the largest bfloat16 is at most 1 + 2^-8 of it, and 127 times that still rounds to 127.
+    const auto code_of = [factor](float x) {
+      return nearest(static_cast<float>(static_cast<double>(x) * factor));
     };
     if (format_ == wire_format::int8) {
       map<float, std::int8_t>(from, out, in.size(),
@@ -287,7 +296,8 @@ class wire_form {
     const std::size_t code_bytes =
         format_ == wire_format::int4 ? out.size() / 2 + out.size() % 2 : out.size();
     if ((scale & 0x7FFF'FFFFU) >= infinity) {
-      std::ranges::fill(out, std::numeric_limits<float>::quiet_NaN());
+      for (float& each : out)
+        each = std::numeric_limits<float>::quiet_NaN();
       return in + code_bytes;
     }
     const double step = static_cast<double>(std::bit_cast<float>(scale)) / largest_code();

@@ -10,10 +10,10 @@
 #include <llmmem/result.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <span>
 #include <vector>
 
@@ -37,6 +37,16 @@ concept sum_ends = requires(S& ends, std::uint32_t rank, std::uint64_t at, std::
   ends.sum(at, seen);
 };
 
+namespace detail {
+
+/// Returns what a wire has lost of a value; 0 if either is not finite.
+[[nodiscard]] inline float lost_of(float value, float restored) noexcept {
+  const float lost = value - restored;
+  return (std::bit_cast<std::uint32_t>(lost) & 0x7F80'0000U) == 0x7F80'0000U ? 0.0F : lost;
+}
+
+}  // namespace detail
+
 /// A sum over a wire, and its memory. In one hop: `reduce_scatter`; in two: `two_hop_reduce_scatter`.
 ///
 /// @par Complexity      each element is encoded once for each hop, and decoded and added once for each rank.
@@ -59,7 +69,9 @@ class wired_sum {
       nodes_ = 1;
     }
     std::uint64_t unit = wires_.within.group();
-    if (nodes_ > 1) unit = std::lcm(unit, std::uint64_t{wires_.between.group()});
+    // Whole groups of both wires.
+    while (nodes_ > 1 && unit % wires_.between.group() != 0)
+      unit += wires_.within.group();
     piece_ = std::max<std::uint64_t>(segment_bytes / 4 / unit, 1) * unit;
     for (std::uint32_t rank = 0; rank < world_; ++rank)
       most_ = std::max(most_, elements_of(rank));

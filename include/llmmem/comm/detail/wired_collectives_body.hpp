@@ -6,7 +6,6 @@
 #include <llmmem/comm/wired_sums.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <vector>
 
@@ -34,10 +33,8 @@ class range_ends {
   void keep_error(std::uint32_t rank, std::uint64_t at, const float* values,
                   std::span<const float> restored) const noexcept {
     float* const lost = residual_.data() + blocks_[rank] + at;
-    for (std::size_t i = 0; i < restored.size(); ++i) {
-      const float error = values[i] - restored[i];
-      lost[i] = std::isfinite(error) ? error : 0.0F;
-    }
+    for (std::size_t i = 0; i < restored.size(); ++i)
+      lost[i] = lost_of(values[i], restored[i]);
   }
   void sum(std::uint64_t at, std::span<const float> values) const noexcept {
     std::ranges::copy(values, all_.begin() + static_cast<std::ptrdiff_t>(blocks_[self_] + at));

@@ -7,7 +7,6 @@
 #include <llmmem/sharding/sharded_state.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -84,10 +83,8 @@ class scattered_ends {
   /// @pre `values` was called for the same rank before.
   void keep_error(std::uint32_t /*rank*/, std::uint64_t at, const float* values,
                   std::span<const float> restored) const noexcept {
-    each_lost(at, restored.size(), [&](std::size_t i, float* lost) {
-      const float error = values[i] - restored[i];
-      *lost = std::isfinite(error) ? error : 0.0F;
-    });
+    each_lost(at, restored.size(),
+              [&](std::size_t i, float* lost) { *lost = lost_of(values[i], restored[i]); });
   }
   void sum(std::uint64_t at, std::span<const float> values) const noexcept {
     into_->copy_from(reinterpret_cast<const std::byte*>(values.data()), 4 * at, values.size_bytes());
