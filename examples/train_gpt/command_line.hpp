@@ -84,6 +84,7 @@ struct parallel_options {
   llmmem::zero_stage stage = llmmem::zero_stage::none;
   std::uint32_t gather_ahead = 0;  ///< layers whose weights are gathered before they are used
   llmmem::sharded_wires wires{};   ///< the form of their messages
+  bool keeps_secondary = false;    ///< the weights of the forward pass also stay in shards of each node
 };
 
 struct command_line {
@@ -169,6 +170,9 @@ class training_options {
         ->type_name("plain|bf16|fp8|int8|int4|zeropp");
     number("--node-ranks",
            "ranks of a node: gathers and sums in two hops, of which one is in the node; 0: one hop", 0);
+    app.add_flag("--secondary-shards", asked_.parallel.keeps_secondary,
+                 "keep the weights of zero3's forward pass in shards of each node, too, so that the backward "
+                 "pass sends nothing to other nodes; the figures do not depend on it");
     app.add_flag("--error-feedback", asked_.parallel.wires.keeps_errors,
                  "add what --wire loses of a sum to the next step's");
     app.add_option(
@@ -338,6 +342,15 @@ class training_options {
       throw example::usage_error(
           fmt::format("--node-ranks {} does not divide --ranks {}; --ranks {} would do", wires.node_ranks,
                       ranks, (ranks / wires.node_ranks + 1) * wires.node_ranks));
+    if (all.parallel.keeps_secondary &&
+        (all.parallel.stage != llmmem::zero_stage::weights || wires.node_ranks < 2))
+      throw example::usage_error(
+          "--secondary-shards are of weights in shards, and of nodes; add --parallel zero3 and --node-ranks "
+          "N, at "
+          "least 2");
+    if (all.parallel.keeps_secondary && all.parallel.gather_ahead != 0)
+      throw example::usage_error(
+          "--secondary-shards with --gather-ahead, which gathers from all ranks; leave one of the two out");
     if (wires.keeps_errors && found->second == wire_format::plain)
       throw example::usage_error(
           "--error-feedback is of sums that lose something; add --wire int8, or another");

@@ -53,7 +53,8 @@ struct planned_run {
       .update = asked.update == update_time::in_backward ? llmmem::optimizer_time::in_backward
                                                          : llmmem::optimizer_time::after_backward,
       .save_every = asked.checkpoints.every,
-      .wires = asked.parallel.wires};
+      .wires = asked.parallel.wires,
+      .keeps_secondary = asked.parallel.keeps_secondary};
   if (asked.memory == memory_kind::tiered) {
     run.plan.tiers.push_back(asked.tiers.budget_mib * mib);
     if (asked.tiers.host_mib != 0) run.plan.tiers.push_back(asked.tiers.host_mib * mib);
@@ -80,7 +81,7 @@ struct planned_run {
   const bool is_alone = asked.parallel.ranks == 0;
   predicted_usage all;
   all.kept_state_bytes = of.kept.total();
-  all.peak_state_bytes = of.gathered.bytes + of.resident_state_bytes + of.residual_bytes;
+  all.peak_state_bytes = of.gathered.bytes + of.resident_state_bytes + of.residual_bytes + of.secondary_bytes;
   all.state_is_bound = of.gathered.is_bound;
   all.peak_record_bytes = of.records_bytes;
   // Without ranks, the measurements also count the workspace separately from the tiers.

@@ -368,6 +368,24 @@ TEST_CASE("every wire trains within a band of the plain losses, with the predict
   }
 }
 
+TEST_CASE("secondary shards change no bits, and take and send the predicted bytes") {
+  for (const arguments& by : std::vector<arguments>{
+           {},
+           {"--wire", "zeropp"},
+           {"--wire", "int8", "--memory", "tiered", "--budget-mib", "1", "--recompute", "full"},
+           {"--wire", "bf16", "--error-feedback", "--clip-norm", "0.25"}}) {
+    arguments all{"--parallel", "zero3", "--node-ranks", "2"};
+    all.insert(all.end(), by.begin(), by.end());
+    const nlohmann::json without = json_of(four_ranks(all));
+    all.push_back("--secondary-shards");
+    const nlohmann::json json = json_of(four_ranks(all));
+    CHECK(json["digest"] == without["digest"]);
+    CHECK(json["losses"] == without["losses"]);
+    for (const nlohmann::json& each : json["ranks"])
+      check_predicted(each);
+  }
+}
+
 TEST_CASE("plain messages in two hops have the losses of other sums, and the predicted bytes") {
   for (const std::string kind : {"data", "zero1", "zero3"}) {
     const nlohmann::json one = json_of(four_ranks({"--parallel", kind}));

@@ -186,6 +186,16 @@ TEST_CASE("each wrong option of ranks has its own error, with valid values") {
         "train_gpt: --wire zeropp sums in two hops; add --node-ranks N, the ranks of a node" + hint);
   CHECK(wrong({"--ranks", "4", "--node-ranks", "3"}) ==
         "train_gpt: --node-ranks 3 does not divide --ranks 4; --ranks 6 would do" + hint);
+  CHECK(wrong({"--ranks", "2", "--parallel", "zero2", "--node-ranks", "2", "--secondary-shards"}) ==
+        "train_gpt: --secondary-shards are of weights in shards, and of nodes; add --parallel zero3 and "
+        "--node-ranks N, at least 2" +
+            hint);
+  CHECK(
+      wrong({"--ranks", "2", "--parallel", "zero3", "--node-ranks", "2", "--secondary-shards",
+             "--gather-ahead", "1"}) ==
+      "train_gpt: --secondary-shards with --gather-ahead, which gathers from all ranks; leave one of the two "
+      "out" +
+          hint);
   CHECK(wrong({"--ranks", "2", "--error-feedback"}) ==
         "train_gpt: --error-feedback is of sums that lose something; add --wire int8, or another" + hint);
   CHECK(wrong({"--ranks", "2", "--wire", "int8", "--error-feedback", "--checkpoint-dir", "/nowhere"}) ==

@@ -168,6 +168,19 @@ TEST_SUITE("training_plan") {
             "training_plan: nodes of 3 ranks do not divide 2 ranks; give a divisor, or 0 for one hop");
     refused({.ranks = 2, .wires = {.keeps_errors = true}}, shape,
             "training_plan: keeps_errors with plain sums, which lose nothing; give sums another wire");
+    refused({.ranks = 2, .wires = {.node_ranks = 2}, .keeps_secondary = true}, shape,
+            "training_plan: secondary shards of weights that every rank holds completely; use "
+            "zero_stage::weights");
+    refused({.ranks = 2, .zero = zero_stage::weights, .wires = {.node_ranks = 1}, .keeps_secondary = true},
+            shape,
+            "training_plan: secondary shards with nodes of 1 ranks; give wires.node_ranks, at least 2");
+    refused({.ranks = 2,
+             .zero = zero_stage::weights,
+             .gather_ahead = 1,
+             .wires = {.node_ranks = 2},
+             .keeps_secondary = true},
+            shape,
+            "training_plan: secondary shards with gather_ahead 1, which gathers from all ranks; use 0");
     training_shape wide = shape;
     wide.value_bytes = 8;
     refused({.ranks = 2, .wires = {.sum = {int8, int8}}}, wide,

@@ -81,6 +81,9 @@ struct training_plan {
   std::uint32_t segment_bytes = 256 * 1024;  ///< as in `sharded_options`
   /// The form of messages: `gather` of weights, with stage 3; the rest of gradients' sums. Values of 4 bytes.
   sharded_wires wires{};
+  /// Whether each rank keeps the weights of the forward pass in shards of its node, in plain memory, so that
+  /// the backward pass sends nothing to other nodes (ZeRO++'s hpZ). With stage 3 and `wires.node_ranks`.
+  bool keeps_secondary = false;
   memory_rounding memory{};
   state_ranges ranges = state_ranges::per_kind;
 };
@@ -104,6 +107,8 @@ struct training_prediction {
   std::uint64_t resident_records_bytes = 0;  ///< what these take in plain memory; 0 in tiers
   std::uint64_t residual_bytes =
       0;  ///< of what sums have lost, in plain memory (`sharded_wires::keeps_errors`)
+  std::uint64_t secondary_bytes =
+      0;  ///< of the node's copy of the weights, in plain memory (`keeps_secondary`)
   std::uint64_t workspace_bytes = 0;
   std::vector<predicted_bytes> tiers{};   ///< the most in each tier at once; none in plain memory
   predicted_bytes fast{};                 ///< everything in the fastest memory
@@ -123,7 +128,9 @@ struct training_prediction {
 /// @throws argument_error  for no ranks, a shape without layers, and gathers ahead, or over a wire, of
 /// weights
 ///                         that every rank holds completely, because there is nothing to gather; for wires of
-///                         values that are not 4 bytes, and those that `check_wires` refuses.
+///                         values that are not 4 bytes, and those that `check_wires` refuses; for secondary
+///                         shards without stage 3, without nodes of at least two ranks, or with gathers
+///                         ahead, which gather from all ranks.
 void check_plan(const training_plan& plan, const training_shape& shape);
 
 /// Returns the chunks and the calls of one rank's step on a store of chunks (`leased_pieces`,

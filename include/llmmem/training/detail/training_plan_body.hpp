@@ -4,6 +4,7 @@
 
 #include <llmmem/comm/wired_sums.hpp>
 #include <llmmem/schedule/bounds.hpp>
+#include <llmmem/sharding/hierarchical_zero.hpp>
 #include <llmmem/sharding/sharded_wires.hpp>
 #include <llmmem/sharding/tensor_shape.hpp>
 #include <llmmem/tiering/access.hpp>
@@ -32,6 +33,8 @@ class rank_shares_of {
       : plan_(&plan), shape_(&shape), rank_(rank), facts_(facts_of(shape)) {
     for (const state_kind kind : {state_kind::weights, state_kind::gradients, state_kind::optimizer})
       splits_.emplace_back(facts_, rank_count{plan.ranks}, plan.zero, kind);
+    if (plan.keeps_secondary)
+      secondary_.emplace(facts_, rank_count{plan.ranks}, rank_count{plan.wires.node_ranks});
   }
 
   [[nodiscard]] std::size_t layers() const noexcept { return shape_->layers.size(); }
@@ -75,6 +78,18 @@ class rank_shares_of {
   [[nodiscard]] std::uint64_t sent_by_gather(std::size_t layer) const {
     if (!has_wired_gathers()) return owned(layer) * (plan_->ranks - 1);
     return gather_traffic(blocks(layer), plan_->wires.gather, plan_->wires, rank_).total();
+  }
+  /// Returns the bytes of a layer that the rank keeps for its node; 0 without a secondary copy.
+  [[nodiscard]] std::uint64_t secondary(std::size_t layer) const {
+    return secondary_ ? shape_->value_bytes * secondary_->local(id(layer), rank_).elements() : 0;
+  }
+  /// Returns what the rank sends to gather a layer's weights again for the backward pass.
+  [[nodiscard]] std::uint64_t sent_by_gather_back(std::size_t layer) const {
+    return secondary_ ? secondary(layer) * (plan_->wires.node_ranks - 1) : sent_by_gather(layer);
+  }
+  /// Whether the weights of the backward pass are a piece that the rank has.
+  [[nodiscard]] bool has_weights_back(std::size_t layer) const {
+    return secondary_ && secondary(layer) == whole(layer);
   }
   /// Returns what the rank sends to sum a layer's gradients: to their owners, or also back to all.
   [[nodiscard]] std::uint64_t sent_by_sum(std::size_t layer) const {
@@ -134,6 +149,7 @@ class rank_shares_of {
   rank_id rank_;
   std::vector<tensor_facts> facts_;
   std::vector<zero_partition> splits_{};
+  std::optional<hierarchical_zero> secondary_{};
 };
 
 /// Records a step, call by call.
@@ -311,7 +327,8 @@ class step_writer {
                               plan.memory.taken(shares.sum_bytes(layer));
     // The embedding's gradients are made without its weights.
     const std::uint64_t messages = plan.memory.taken(shares.gather_bytes(layer));
-    most = std::max({most, weights + messages, sum + (layer == 0 ? 0 : weights)});
+    const bool needs_weights = layer != 0 && !shares.has_weights_back(layer);
+    most = std::max({most, weights + messages, sum + (needs_weights ? weights : 0)});
     most_sum = std::max(most_sum, sum);
     most_messages = std::max(most_messages, messages);
     wholes.push_back(weights);
@@ -346,7 +363,8 @@ inline void count_sent(const training_plan& plan, const rank_shares_of& shares, 
     into.sent_per_step += shares.sent_by_sum(layer);
     if (is_gathered) {
       const bool is_read_back = layer != 0 && layer < layers - stay;
-      into.sent_per_step += shares.sent_by_gather(layer) * (is_read_back ? 2 : 1);
+      into.sent_per_step += shares.sent_by_gather(layer);
+      if (is_read_back) into.sent_per_step += shares.sent_by_gather_back(layer);
       into.sent_once += shares.sent_by_gather(layer);
     } else if (plan.zero != zero_stage::none) {
       into.sent_per_step += shares.owned(layer) * others;
@@ -372,6 +390,19 @@ inline void check_plan(const training_plan& plan, const training_shape& shape) {
     throw argument_error(
         "training_plan: a wire for gathers of weights that every rank holds completely; use "
         "zero_stage::weights, or a plain one");
+  }
+  if (plan.keeps_secondary) {
+    if (plan.zero != zero_stage::weights)
+      throw argument_error(
+          "training_plan: secondary shards of weights that every rank holds completely; use "
+          "zero_stage::weights");
+    if (plan.wires.node_ranks < 2)
+      throw argument_error("training_plan: secondary shards with nodes of " +
+                           std::to_string(plan.wires.node_ranks) +
+                           " ranks; give wires.node_ranks, at least 2");
+    if (plan.gather_ahead != 0)
+      throw argument_error("training_plan: secondary shards with gather_ahead " +
+                           std::to_string(plan.gather_ahead) + ", which gathers from all ranks; use 0");
   }
   if (!plan.wires.is_plain() && shape.value_bytes != 4) {
     throw argument_error("training_plan: wires for values of " + std::to_string(shape.value_bytes) +
@@ -419,7 +450,11 @@ inline training_prediction predict(const training_plan& plan, const training_sha
       all.residual_bytes += shares.whole(layer);
     all.residual_bytes = plan.memory.taken(all.residual_bytes);
   }
-  all.fast = {all.gathered.bytes + all.residual_bytes + all.workspace_bytes, all.gathered.is_bound};
+  for (std::size_t layer = 0; layer < shares.layers(); ++layer)
+    all.secondary_bytes += shares.secondary(layer);
+  all.secondary_bytes = plan.memory.taken(all.secondary_bytes);
+  all.fast = {all.gathered.bytes + all.residual_bytes + all.secondary_bytes + all.workspace_bytes,
+              all.gathered.is_bound};
   if (plan.tiers.empty()) {
     all.resident_state_bytes = detail::resident_state(plan, shares);
     all.resident_records_bytes = detail::records_at_once(shape, plan.memory);
