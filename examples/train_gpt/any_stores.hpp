@@ -2,6 +2,8 @@
 /// A type-erased interface for each kind of store, so that the training loop is compiled once for all stores.
 #pragma once
 
+#include <llmmem/training/loss_scale.hpp>
+
 #include <concepts>
 #include <cstdint>
 #include <span>
@@ -26,6 +28,9 @@ class any_state {
   [[nodiscard]] virtual element_range owned(layer_id layer) const noexcept = 0;
   virtual void begin_step(std::uint64_t step) = 0;
   virtual void end_step(std::uint64_t step) = 0;
+  /// Whether the store sums gradients over ranks and adds the sums of those that it owns to `norm`, from now
+  /// on; null: no longer.
+  virtual bool adds_gradients_to(llmmem::gradient_norm* norm) noexcept = 0;
 
   /// Whether any thread can read the held state without a lease.
   [[nodiscard]] virtual bool stays() const noexcept = 0;
@@ -56,6 +61,10 @@ class erased_state final : public any_state<typename Store::value_type> {
   }
   void end_step(std::uint64_t step) override {
     if constexpr (follows_steps<Store>) store_->end_step(step);
+  }
+  bool adds_gradients_to(llmmem::gradient_norm* norm) noexcept override {
+    if constexpr (requires { store_->adds_gradients_to(norm); }) return store_->adds_gradients_to(norm);
+    return false;
   }
 
   [[nodiscard]] bool stays() const noexcept override {

@@ -31,6 +31,7 @@
 #include "train_gpt/rank_voice.hpp"
 #include "train_gpt/saved_tensors.hpp"
 #include "train_gpt/shape.hpp"
+#include "train_gpt/step_guard.hpp"
 #include "train_gpt/stores.hpp"
 
 namespace train_gpt {
@@ -83,12 +84,13 @@ class run_checkpoints {
   using view_type = store_view<IsConcurrent>;
 
   run_checkpoints(const command_line& asked, std::string identity, any_state<float>& store, rank_voice& ranks,
-                  std::FILE* notes)
+                  std::FILE* notes, step_guard* guard = nullptr)
       : asked_(&asked),
         identity_(std::move(identity)),
         ranks_(&ranks),
         notes_(ranks.rank() == 0 ? notes : nullptr),
         store_(&store),
+        guard_(guard),
         saved_(asked.shape, store),
         folders_(asked.checkpoints, ranks, notes_),
         checkpointer_(
@@ -183,6 +185,10 @@ class run_checkpoints {
     }
     std::vector<double> losses = losses_of(*newest.storage, found);
     load(*newest.storage, found);
+    if (guard_ != nullptr) {
+      // A checkpoint of a run without a guard has none: the scale begins as asked.
+      if (const auto was = llmmem::load_extra(*newest.storage, found, 0, "loss_scale")) guard_->restore(*was);
+    }
     last_saved_ = found.id.step;
     if (notes_ == nullptr) return losses;
     example::tell(notes_, "resumed from step {}\n", found.id.step);
@@ -203,6 +209,7 @@ class run_checkpoints {
     std::vector<llmmem::checkpoint_extra> extras;
     if (ranks_->rank() == 0)
       extras = {{"losses", {bytes.begin(), bytes.end()}}, {"run", {who.begin(), who.end()}}};
+    if (ranks_->rank() == 0 && guard_ != nullptr) extras.push_back({"loss_scale", guard_->saved()});
     auto guard = checkpointer_.begin_snapshot(done, view_type(*store_, saved_), std::move(extras));
     if constexpr (!IsConcurrent) guard.wait_staged();
     held_.emplace(std::move(guard));
@@ -254,6 +261,7 @@ class run_checkpoints {
   rank_voice* ranks_;
   std::FILE* notes_;  // null on all ranks except the first
   any_state<float>* store_;
+  step_guard* guard_;  // or null
   saved_tensors saved_;
   checkpoint_folders folders_;
   llmmem::async_checkpointer<run_checkpointer_traits<view_type>> checkpointer_;

@@ -5,16 +5,19 @@
 #include <llmmem/checkpoint/termination.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/model/training_state.hpp>
+#include <llmmem/sharding/sharded_wires.hpp>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -25,6 +28,7 @@
 #include "common/program.hpp"
 #include "common/text.hpp"
 #include "train_gpt/shape.hpp"
+#include "train_gpt/step_guard.hpp"
 #include "train_gpt/stores.hpp"
 #include "train_gpt/worker_team.hpp"
 
@@ -79,6 +83,8 @@ struct parallel_options {
   bool are_processes = false;  ///< processes joined by sockets; otherwise threads
   llmmem::zero_stage stage = llmmem::zero_stage::none;
   std::uint32_t gather_ahead = 0;  ///< layers whose weights are gathered before they are used
+  llmmem::sharded_wires wires{};   ///< the form of their messages
+  bool keeps_secondary = false;    ///< the weights of the forward pass also stay in shards of each node
 };
 
 struct command_line {
@@ -94,6 +100,7 @@ struct command_line {
   checkpoint_options checkpoints;
   parallel_options parallel;
   recompute_options recompute;
+  guard_options guard;
 };
 
 /// The options of every training program; a program adds its own to the same `app`.
@@ -156,11 +163,36 @@ class training_options {
         ->type_name("data|zero1|zero2|zero3");
     number("--gather-ahead", "layers whose weights zero3 gathers in advance, and has memory for", 0);
     app.add_option(
+           "--wire", wire_,
+           "the form in which ranks send gradients, and zero3 weights (default: plain): bfloat16 (bf16), "
+           "groups of 8-bit floats (fp8) or of integers (int8, int4), or as ZeRO++ (zeropp): weights as "
+           "int8 and gradients as int4, which needs --node-ranks")
+        ->type_name("plain|bf16|fp8|int8|int4|zeropp");
+    number("--node-ranks",
+           "ranks of a node: gathers and sums in two hops, of which one is in the node; 0: one hop", 0);
+    app.add_flag("--secondary-shards", asked_.parallel.keeps_secondary,
+                 "keep the weights of zero3's forward pass in shards of each node, too, so that the backward "
+                 "pass sends nothing to other nodes; the figures do not depend on it");
+    app.add_flag("--error-feedback", asked_.parallel.wires.keeps_errors,
+                 "add what --wire loses of a sum to the next step's");
+    app.add_option(
            "--recompute", recompute_,
            "activations that the backward pass recomputes (default: none): the attention's "
            "(selective), all from each block's input (full), or the cheapest within this many bytes at "
            "once, of each rank; the figures do not depend on it")
         ->type_name("none|selective|full|budget:BYTES");
+    app.add_option("--clip-norm", clip_norm_,
+                   "scale each step's gradients down to this norm, of all of them; the figures do not depend "
+                   "on --parallel")
+        ->type_name("X");
+    app.add_option(
+           "--loss-scale", loss_scale_,
+           "begin with this factor of the loss, double it after --loss-scale-interval steps, and skip "
+           "a step and halve it where a gradient is not finite on any rank; a power of two changes no "
+           "figures")
+        ->type_name("X");
+    number("--loss-scale-interval", "steps in a row without an overflow until the factor doubles",
+           usual.guard.growth_interval);
     app.add_flag("--json", asked_.json, "JSON on standard output, all else on standard error");
   }
 
@@ -188,6 +220,7 @@ class training_options {
     read_checkpoints(all);
     read_parallel(all);
     read_recompute(all);
+    read_guard(all);
     return all;
   }
 
@@ -270,6 +303,7 @@ class training_options {
     if (all.parallel.gather_ahead != 0 && all.parallel.stage != zero_stage::weights)
       throw example::usage_error("--gather-ahead is of weights in shards; add --parallel zero3");
     const std::size_t ranks = all.parallel.ranks;
+    read_wires(all);
     if (ranks == 0) {
       if (!parallel_.empty()) throw example::usage_error("--parallel is of ranks; add --ranks N");
       if (!transport_.empty()) throw example::usage_error("--transport is of ranks; add --ranks N");
@@ -278,6 +312,52 @@ class training_options {
     if (all.shape.batch % ranks != 0) {
       throw example::usage_error(fmt::format("--ranks {} does not divide --batch {}; --batch {} would do",
                                              ranks, all.shape.batch, (all.shape.batch / ranks + 1) * ranks));
+    }
+  }
+
+  void read_wires(command_line& all) const {
+    using llmmem::wire_format;
+    static const std::map<std::string, wire_format> known{
+        {"", wire_format::plain},     {"plain", wire_format::plain}, {"bf16", wire_format::bf16},
+        {"fp8", wire_format::fp8},    {"int8", wire_format::int8},   {"int4", wire_format::int4},
+        {"zeropp", wire_format::int4}};
+    const auto found = known.find(wire_);
+    if (found == known.end()) {
+      throw example::usage_error(
+          fmt::format("--wire: '{}' is unknown; there are plain, bf16, fp8, int8, int4 and zeropp",
+                      example::printable(wire_, 64)));
+    }
+    llmmem::sharded_wires& wires = all.parallel.wires;
+    wires.node_ranks = static_cast<std::uint32_t>(count("--node-ranks", 0, 0, 64));
+    wires.sum = {found->second, found->second};
+    // Weights that all ranks have completely are their master copies.
+    if (all.parallel.stage == llmmem::zero_stage::weights)
+      wires.gather = wire_ == "zeropp" ? wire_format::int8 : found->second;
+    const std::size_t ranks = all.parallel.ranks;
+    if (ranks == 0 && (!wire_.empty() || wires.node_ranks != 0 || wires.keeps_errors))
+      throw example::usage_error("--wire, --node-ranks and --error-feedback are of ranks; add --ranks N");
+    if (wire_ == "zeropp" && wires.node_ranks == 0)
+      throw example::usage_error("--wire zeropp sums in two hops; add --node-ranks N, the ranks of a node");
+    if (wires.node_ranks != 0 && ranks % wires.node_ranks != 0)
+      throw example::usage_error(
+          fmt::format("--node-ranks {} does not divide --ranks {}; --ranks {} would do", wires.node_ranks,
+                      ranks, (ranks / wires.node_ranks + 1) * wires.node_ranks));
+    if (all.parallel.keeps_secondary &&
+        (all.parallel.stage != llmmem::zero_stage::weights || wires.node_ranks < 2))
+      throw example::usage_error(
+          "--secondary-shards are of weights in shards, and of nodes; add --parallel zero3 and --node-ranks "
+          "N, at "
+          "least 2");
+    if (all.parallel.keeps_secondary && all.parallel.gather_ahead != 0)
+      throw example::usage_error(
+          "--secondary-shards with --gather-ahead, which gathers from all ranks; leave one of the two out");
+    if (wires.keeps_errors && found->second == wire_format::plain)
+      throw example::usage_error(
+          "--error-feedback is of sums that lose something; add --wire int8, or another");
+    if (wires.keeps_errors && !all.checkpoints.folder.empty()) {
+      throw example::usage_error(
+          "--error-feedback with --checkpoint-dir: what sums have lost is not in a checkpoint, so a resumed "
+          "run would have other weights; leave one of the two out");
     }
   }
 
@@ -298,6 +378,42 @@ class training_options {
     }
   }
 
+  void read_guard(command_line& all) const {
+    const auto value = [](const char* name, const std::string& text, double least, double most,
+                          const char* range) -> std::optional<double> {
+      if (text.empty()) return std::nullopt;
+      double read = 0;
+      const char* const end = text.data() + text.size();
+      const auto [stop, failed] = std::from_chars(text.data(), end, read);
+      if (failed != std::errc() || stop != end || !(read >= least) || !(read <= most)) {
+        throw example::usage_error(
+            fmt::format("{} \"{}\": must be a number {}", name, example::printable(text, 64), range));
+      }
+      return read;
+    };
+    const llmmem::loss_scale_options rules;
+    all.guard.clip_norm =
+        value("--clip-norm", clip_norm_, std::numeric_limits<double>::min(), 1e300, "above 0");
+    all.guard.loss_scale = value("--loss-scale", loss_scale_, rules.least, rules.most, "from 2^-24 to 2^126");
+    all.guard.growth_interval =
+        static_cast<std::uint32_t>(count("--loss-scale-interval", rules.growth_interval, 1, 1'000'000'000));
+    if (!all.guard.loss_scale && numbers_.at("--loss-scale-interval"))
+      throw example::usage_error("--loss-scale-interval is of a loss scale; add --loss-scale X");
+    if (all.guard.loss_scale && all.parallel.wires.keeps_errors) {
+      throw example::usage_error(
+          "--error-feedback with --loss-scale: what sums have lost is in units of a scale that changes; "
+          "leave "
+          "one of the two out");
+    }
+    if (!all.guard.guards()) return;
+    if (update_ == "in_backward") {
+      throw example::usage_error(
+          "--clip-norm and --loss-scale decide by all gradients of a step, which --update in_backward does "
+          "not wait for; leave it out");
+    }
+    all.update = update_time::after_backward;
+  }
+
   [[nodiscard]] std::uint64_t count(const std::string& name, std::uint64_t otherwise, std::uint64_t least,
                                     std::uint64_t most) const {
     const std::optional<std::string>& text = numbers_.at(name);
@@ -312,6 +428,9 @@ class training_options {
   std::string every_;
   std::string parallel_;
   std::string transport_;
+  std::string wire_;
+  std::string clip_norm_;
+  std::string loss_scale_;
   std::string recompute_;
   std::map<std::string, std::optional<std::string>> numbers_;
 };

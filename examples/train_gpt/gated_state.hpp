@@ -39,6 +39,9 @@ class gated_state final : public any_state<float> {
     is_in_step_ = false;
     permit_.reset();
   }
+  bool adds_gradients_to(llmmem::gradient_norm* norm) noexcept override {
+    return store_->adds_gradients_to(norm);
+  }
   [[nodiscard]] bool stays() const noexcept override { return store_->stays(); }
   [[nodiscard]] element_range saved(layer_id layer) const noexcept override { return store_->saved(layer); }
   [[nodiscard]] element_range held(layer_id layer, state_kind kind) const noexcept override {

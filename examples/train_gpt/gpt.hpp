@@ -151,6 +151,8 @@ class gpt {
   /// In this order: `head_backward`, `block_backward` from the last block to the first, `embed_backward`.
   /// Each writes all of its layer's gradients, of the mean loss.
   /// @{
+  /// Multiplies all gradients by `scale`, from the next `head_backward` on: exactly, if it is a power of two.
+  void scale_loss(T scale) noexcept { loss_scale_ = scale; }
   void head_backward(std::span<const std::uint8_t> targets, std::span<const T> weights,
                      std::span<const T> record, std::span<T> gradients) noexcept {
     const layer_layout& layout = parameters(shape_.head());
@@ -159,7 +161,7 @@ class gpt {
     const layer_view<const T> saved(record, activations(shape_.head()));
     const auto probabilities = saved[head_activation::probabilities];
     const matrix<T> logits = wide(vocabulary);
-    const T share = 1 / static_cast<T>(shape_.tokens());
+    const T share = loss_scale_ / static_cast<T>(shape_.tokens());
     team_->slices(logits.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
       for (std::size_t i = first; i < end; ++i) {
         for (std::size_t j = 0; j < vocabulary; ++j)
@@ -502,6 +504,7 @@ class gpt {
 
   gpt_shape shape_;
   worker_team* team_;
+  T loss_scale_ = 1;
   host_values<T, Space> stream_values_;
   host_values<T, Space> gradient_values_;
   host_values<T, Space> narrow_values_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/model/training_state.hpp>
+#include <llmmem/training/loss_scale.hpp>
 #include <llmmem/training/training_plan.hpp>
 
 #include <unistd.h>
@@ -51,7 +52,9 @@ struct planned_run {
       .optimizer = asked.shape.moments == 1 ? llmmem::optimizer_form::sgd : llmmem::optimizer_form::adamw,
       .update = asked.update == update_time::in_backward ? llmmem::optimizer_time::in_backward
                                                          : llmmem::optimizer_time::after_backward,
-      .save_every = asked.checkpoints.every};
+      .save_every = asked.checkpoints.every,
+      .wires = asked.parallel.wires,
+      .keeps_secondary = asked.parallel.keeps_secondary};
   if (asked.memory == memory_kind::tiered) {
     run.plan.tiers.push_back(asked.tiers.budget_mib * mib);
     if (asked.tiers.host_mib != 0) run.plan.tiers.push_back(asked.tiers.host_mib * mib);
@@ -78,7 +81,7 @@ struct planned_run {
   const bool is_alone = asked.parallel.ranks == 0;
   predicted_usage all;
   all.kept_state_bytes = of.kept.total();
-  all.peak_state_bytes = of.gathered.bytes + of.resident_state_bytes;
+  all.peak_state_bytes = of.gathered.bytes + of.resident_state_bytes + of.residual_bytes + of.secondary_bytes;
   all.state_is_bound = of.gathered.is_bound;
   all.peak_record_bytes = of.records_bytes;
   // Without ranks, the measurements also count the workspace separately from the tiers.
@@ -93,8 +96,10 @@ struct planned_run {
   const std::uint64_t once = run.plan.zero == llmmem::zero_stage::weights ? 2 : 1;
   const bool saves = !asked.checkpoints.folder.empty();
   const std::uint64_t numbers = steps + 1 + (saves ? steps + 1 + (asked.checkpoints.resumes ? 1U : 0U) : 0U);
+  // A guard merges the norm of each step's gradients.
+  const std::uint64_t norms = asked.guard.guards() ? steps * sizeof(llmmem::gradient_norm) : 0;
   all.bytes_sent = steps * of.sent_per_step + once * of.sent_once +
-                   numbers * sizeof(std::uint64_t) * (run.plan.ranks - 1U);
+                   (numbers * sizeof(std::uint64_t) + norms) * (run.plan.ranks - 1U);
   return all;
 }
 

@@ -4,6 +4,7 @@
 
 #include <llmmem/comm/collectives.hpp>
 #include <llmmem/comm/transport.hpp>
+#include <llmmem/training/loss_scale.hpp>
 
 #include <bit>
 #include <cstddef>
@@ -26,6 +27,8 @@ class rank_voice {
   /// Gathers the numbers of all ranks, in order. All ranks call it.
   /// @throws comm_error  if a rank has failed.
   [[nodiscard]] virtual std::vector<std::uint64_t> exchange(std::uint64_t mine) { return {mine}; }
+  /// Adds the gradients of all ranks. Otherwise as `exchange`.
+  virtual void merge(llmmem::gradient_norm& /*norm*/) {}
 };
 
 /// A rank over a transport.
@@ -37,7 +40,6 @@ class rank_voice_of final : public rank_voice {
   [[nodiscard]] std::uint32_t rank() const noexcept override { return to_index(ranks_->rank()); }
   [[nodiscard]] std::uint32_t world() const noexcept override { return to_number(ranks_->world()); }
   [[nodiscard]] std::vector<std::uint64_t> exchange(std::uint64_t mine) override {
-    constexpr std::uint64_t patience_ns = 60'000'000'000;
     std::vector<std::uint64_t> all(world(), mine);
     const auto bytes = std::as_writable_bytes(std::span(all));
     llmmem::all_gather(*ranks_, bytes, llmmem::even_blocks(bytes.size(), ranks_->world(), sizeof(mine)),
@@ -45,8 +47,14 @@ class rank_voice_of final : public rank_voice {
         .value();
     return all;
   }
+  void merge(llmmem::gradient_norm& norm) override {
+    llmmem::collective_call call{.by = ranks_->after(patience_ns)};
+    norm.merge_all(*ranks_, call).value();
+  }
 
  private:
+  static constexpr std::uint64_t patience_ns = 60'000'000'000;
+
   Ranks* ranks_;
 };
 

@@ -99,7 +99,8 @@ template <llmmem::transport Ranks>
   space workspace({.budget = budget, .name = "host"});
   if (asked.memory == memory_kind::plain) {
     sharded_layers<float, space, Ranks> layers(kept, run.shape, ranks, asked.parallel.stage,
-                                               asked.parallel.gather_ahead);
+                                               asked.parallel.gather_ahead, asked.parallel.wires,
+                                               asked.parallel.keeps_secondary);
     llmmem::memory_chunks<space> memory(workspace);
     erased_chunks<llmmem::memory_chunks<space>> records(memory);
     return train_over(asked, run, ranks, layers, records, team, kept, workspace, nullptr, text, notes);
@@ -109,7 +110,8 @@ template <llmmem::transport Ranks>
   const auto tiers = open_tiers(spaces, asked.tiers.schedule, predicted.largest_lease_bytes);
   const progress_beside_computing beside(team, tiers->chunks());
   sharded_layers<float, space, Ranks, llmmem::leased_pieces<chunk_store>> layers(
-      kept, tiers->chunks(), run.shape, ranks, asked.parallel.stage, asked.parallel.gather_ahead);
+      kept, tiers->chunks(), run.shape, ranks, asked.parallel.stage, asked.parallel.gather_ahead,
+      asked.parallel.wires, asked.parallel.keeps_secondary);
   return train_over(asked, run, ranks, layers, tiers->chunks(), team, kept, workspace, tiers.get(), text,
                     notes);
 }

@@ -81,6 +81,8 @@ struct run_result {
   double tokens_per_second = 0;
   memory_report memory;
   std::string unsaved{};            ///< why the last step's checkpoint is not committed, if it should be
+  std::uint64_t skipped_steps = 0;  ///< whose gradients were not finite, if a guard looks
+  double loss_scale = 1;            ///< at the end
   std::uint64_t first_step = 0;     ///< of this process; earlier ones were loaded
   std::vector<rank_usage> ranks{};  ///< of a run on several ranks, by rank
   predicted_usage predicted{};      ///< of a run without ranks
@@ -190,10 +192,12 @@ namespace detail {
                         : R"(, "ranks": [)" + ranks + "]";
   return fmt::format(
       R"({{"losses": [{}], "digest": "{:016x}", "tokens_per_second": {}, "peak_resident_bytes": {}, )"
-      R"("bytes_moved": {{{}}}, "stall_seconds": {}, "stall_lower_bound_seconds": {}, "regret": {}{}}})"
+      R"("bytes_moved": {{{}}}, "stall_seconds": {}, "stall_lower_bound_seconds": {}, "regret": {}, )"
+      R"("skipped_steps": {}, "loss_scale": {}{}}})"
       "\n",
       losses, result.digest, result.tokens_per_second, peak, moved, result.memory.stall_seconds,
-      result.memory.stall_lower_bound_seconds, result.memory.regret, ranks);
+      result.memory.stall_lower_bound_seconds, result.memory.regret, result.skipped_steps, result.loss_scale,
+      ranks);
 }
 
 }  // namespace train_gpt

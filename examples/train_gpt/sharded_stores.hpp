@@ -9,16 +9,20 @@
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/sharded_state.hpp>
+#include <llmmem/sharding/element_runs.hpp>
 #include <llmmem/sharding/gather_schedule.hpp>
+#include <llmmem/sharding/hierarchical_zero.hpp>
 #include <llmmem/sharding/piece_store.hpp>
 #include <llmmem/sharding/zero.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/tiering/access.hpp>
+#include <llmmem/training/loss_scale.hpp>
 
 #include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <optional>
 #include <span>
@@ -66,32 +70,39 @@ class sharded_layers {
   /// Transport and space outlive it.
   /// @param gather_ahead  how many reads before its own a layer's weights are gathered; none if all ranks
   ///                      have them complete. Equal on all ranks.
+  /// @param wires  the form of the messages of gathered weights and of summed gradients. Equal on all ranks.
+  /// @param keeps_secondary  whether the backward pass gathers weights within a node, from shards of what the
+  ///                         forward pass gathered; with `wires.node_ranks`, sharded weights and no gathers
+  ///                         ahead. Equal on all ranks.
   /// @throws the exceptions of `sharded_state`'s constructors; `std::system_error` if no thread can start.
   sharded_layers(Space& space, const gpt_shape& shape, Ranks& ranks, llmmem::zero_stage stage,
-                 std::uint32_t gather_ahead = 0)
+                 std::uint32_t gather_ahead = 0, const llmmem::sharded_wires& wires = {},
+                 bool keeps_secondary = false)
     requires(Pieces::is_resident)
       : ranks_(&ranks),
         stage_(stage),
         facts_(layer_catalogue(shape, sizeof(T))),
-        weights_(of(llmmem::state_kind::weights), facts_, ranks, space, {.name = "weights"}),
-        gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, {.name = "gradients"}),
+        weights_(of(llmmem::state_kind::weights), facts_, ranks, space, of_weights(wires)),
+        gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, of_gradients(wires)),
         mean_(of(llmmem::state_kind::optimizer), facts_, ranks, space, {.name = "mean"}) {
     if (shape.moments == 2) {
       variance_.emplace(of(llmmem::state_kind::optimizer), facts_, ranks, space,
                         llmmem::sharded_options{.name = "variance"});
     }
     plan_gathers_ahead(shape, gather_ahead);
+    if (keeps_secondary) secondary_.emplace(facts_, ranks, space, wires.node_ranks);
   }
   /// The same over chunks.
   template <class Store>
     requires std::same_as<Pieces, llmmem::leased_pieces<Store>>
   sharded_layers(Space& space, Store& chunks, const gpt_shape& shape, Ranks& ranks, llmmem::zero_stage stage,
-                 std::uint32_t gather_ahead = 0)
+                 std::uint32_t gather_ahead = 0, const llmmem::sharded_wires& wires = {},
+                 bool keeps_secondary = false)
       : ranks_(&ranks),
         stage_(stage),
         facts_(layer_catalogue(shape, sizeof(T))),
-        weights_(of(llmmem::state_kind::weights), facts_, ranks, space, chunks, {.name = "weights"}),
-        gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, chunks, {.name = "gradients"}),
+        weights_(of(llmmem::state_kind::weights), facts_, ranks, space, chunks, of_weights(wires)),
+        gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, chunks, of_gradients(wires)),
         mean_(of(llmmem::state_kind::optimizer), facts_, ranks, space, chunks, {.name = "mean"}),
         chunks_(step_bounds::of(chunks)) {
     if (shape.moments == 2) {
@@ -99,6 +110,7 @@ class sharded_layers {
                         llmmem::sharded_options{.name = "variance"});
     }
     plan_gathers_ahead(shape, gather_ahead);
+    if (keeps_secondary) secondary_.emplace(facts_, ranks, space, wires.node_ranks);
   }
 
   [[nodiscard]] std::span<T> acquire(layer_id layer, state_kind kind, lease_mode mode) {
@@ -126,6 +138,7 @@ class sharded_layers {
         if (schedule_ && std::uncaught_exceptions() != 0) revoke();
         planned_weights_.end();
         whole_weights_ = {};
+        if (secondary_) secondary_->whole = {};
       } else {
         share(tensor, kind);
       }
@@ -167,17 +180,25 @@ class sharded_layers {
   void begin_step(std::uint64_t /*step*/) {
     throw_what_failed();
     chunks_.begin();
+    if (secondary_) secondary_->begin_step();
     if (!schedule_) return;
     schedule_->begin_iteration();
     next_read_ = 0;
   }
   void end_step(std::uint64_t /*step*/) {
     throw_what_failed();
+    if (secondary_) secondary_->end_step();
     if (schedule_) {
       next_read_ = reads_.size();
       schedule_->end_iteration().value();
     }
     chunks_.end();
+  }
+
+  /// Adds the means of the gradients that this rank owns to `norm`, as they are summed; null: no longer.
+  bool adds_gradients_to(llmmem::gradient_norm* norm) noexcept {
+    norm_ = norm;
+    return true;
   }
 
   /// The gathers ahead: nothing without `gather_ahead`.
@@ -195,6 +216,50 @@ class sharded_layers {
   using state = llmmem::sharded_state<llmmem::zero_partition, Ranks, Space, Pieces>;
   using piece = llmmem::piece_lease<Pieces>;
 
+  /// The weights of a step's forward pass in shards of each node. They are plain, so the backward pass has
+  /// the same bits. Outside steps it has nothing.
+  struct secondary_shards {
+    using state = llmmem::sharded_state<llmmem::hierarchical_zero, Ranks, Space>;
+
+    secondary_shards(std::span<const llmmem::tensor_facts> facts, Ranks& ranks, Space& space,
+                     std::uint32_t node_ranks)
+        : weights(llmmem::hierarchical_zero(facts, ranks.world(), llmmem::rank_count{node_ranks}), facts,
+                  ranks, space, {.name = "secondary weights"}),
+          node(ranks, members(ranks, node_ranks)),
+          is_kept(facts.size()) {}
+
+    void begin_step() { is_in_step = true; }
+    void end_step() {
+      is_in_step = false;
+      is_kept.assign(is_kept.size(), false);
+    }
+    [[nodiscard]] bool has(llmmem::tensor_id tensor) const { return is_kept[to_index(tensor)]; }
+    void keep(llmmem::tensor_id tensor, std::span<const std::byte> all) {
+      if (!is_in_step) return;
+      const llmmem::element_runs mine = weights.layout().local(tensor, weights.rank());
+      const std::span<std::byte> to = weights.local(tensor);
+      if (!to.empty()) std::memcpy(to.data(), all.data() + mine.begin * sizeof(T), to.size());
+      is_kept[to_index(tensor)] = true;
+    }
+    [[nodiscard]] std::span<std::byte> gather(llmmem::tensor_id tensor) {
+      whole = weights.gather_within(node, {&tensor, 1}).value();
+      return whole.tensor(0);
+    }
+    [[nodiscard]] static std::vector<llmmem::rank_id> members(Ranks& ranks, std::uint32_t node_ranks) {
+      std::vector<llmmem::rank_id> all;
+      const std::uint32_t first = to_index(ranks.rank()) / node_ranks * node_ranks;
+      for (std::uint32_t i = 0; i < node_ranks; ++i)
+        all.push_back(llmmem::rank_id{first + i});
+      return all;
+    }
+
+    state weights;
+    llmmem::rank_group<Ranks> node;
+    std::vector<bool> is_kept;
+    bool is_in_step = false;
+    typename state::whole whole{};
+  };
+
   void plan_gathers_ahead(const gpt_shape& shape, std::uint32_t gather_ahead) {
     if (stage_ != llmmem::zero_stage::weights || gather_ahead == 0) return;
     reads_ = weight_reads(shape);
@@ -207,6 +272,14 @@ class sharded_layers {
                       plan_weight_gathers(facts_, reads_, gather_ahead));
   }
 
+  [[nodiscard]] static llmmem::sharded_options of_weights(const llmmem::sharded_wires& wires) {
+    return {.name = "weights", .wires = {.gather = wires.gather, .node_ranks = wires.node_ranks}};
+  }
+  [[nodiscard]] static llmmem::sharded_options of_gradients(const llmmem::sharded_wires& wires) {
+    llmmem::sharded_options options{.name = "gradients", .wires = wires};
+    options.wires.gather = {};
+    return options;
+  }
   [[nodiscard]] llmmem::zero_partition of(llmmem::state_kind kind) const {
     return {facts_, ranks_->world(), stage_, kind};
   }
@@ -254,12 +327,14 @@ class sharded_layers {
       planned_weights_ = schedule_->next().value();
       return planned_weights_.whole().tensor(0);
     }
+    if (secondary_ && secondary_->has(tensor)) return secondary_->gather(tensor);
     talk([&]() -> llmmem::result<void> {
       auto gathered = weights_.gather({&tensor, 1});
       if (!gathered) return gathered.error();
       whole_weights_ = std::move(*gathered);
       return {};
     }).value();
+    if (secondary_) secondary_->keep(tensor, whole_weights_.tensor(0));
     return whole_weights_.tensor(0);
   }
 
@@ -293,6 +368,7 @@ class sharded_layers {
     const piece sum = gradients_.lease(tensor, llmmem::access_mode::read_write).value();
     for (T& each : mine(sum))
       each /= ranks;
+    if (norm_ != nullptr) norm_->add(as_values(sum.owned()));
   }
 
   void throw_what_failed() const {
@@ -307,12 +383,14 @@ class sharded_layers {
   state gradients_;
   state mean_;
   std::optional<state> variance_{};  // of an optimizer with two moments
+  std::optional<secondary_shards> secondary_{};
   step_bounds chunks_{};
   std::array<piece, 4> held_{};  // by kind
   typename state::whole whole_weights_{};
   typename state::whole whole_gradients_{};
   llmmem::result<void> failed_{};
   std::exception_ptr thrown_{};
+  llmmem::gradient_norm* norm_ = nullptr;
 
   // For gathers ahead, which end before the state that they gather.
   std::vector<std::uint32_t> reads_{};  // the layers of a step's plan

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "train_gpt/gpt.hpp"
 #include "train_gpt/rank_voice.hpp"
 #include "train_gpt/run.hpp"
+#include "train_gpt/step_guard.hpp"
 #include "train_gpt/trainer.hpp"
 #include "train_gpt/worker_team.hpp"
 
@@ -60,13 +62,21 @@ template <class Memory>
   };
   adam_options options;
   if (shape.moments == 1) options.rate = 0.05;  // without a variance, steps are as large as gradients
+  std::optional<step_guard> guard;
+  if (asked.guard.guards()) guard.emplace(asked.guard, ranks);
   const auto train = [&](any_state<float>& store, auto& checkpoints, auto before) {
     trainer<any_state<float>, any_activations<float>, llmmem::host_space> inner(
         model, team, store, activations, options, asked.update);
     inner.initialise(asked.seed);
+    if (guard) inner.guard_steps(*guard);
     shared_batch_trainer training(inner, ranks);
-    return run_training(training, text, asked.shape, asked.steps, asked.seed, memory, show, before(),
-                        checkpoints);
+    run_result result = run_training(training, text, asked.shape, asked.steps, asked.seed, memory, show,
+                                     before(), checkpoints);
+    if (guard) {
+      result.skipped_steps = guard->skipped();
+      result.loss_scale = guard->scale();
+    }
+    return result;
   };
   const auto saving = [&](auto& checkpoints) {
     gated_state gated(state, checkpoints.gate());
@@ -77,10 +87,12 @@ template <class Memory>
     return train(state, none, [] { return std::vector<double>(); });
   }
   if (state.stays()) {
-    run_checkpoints<true> checkpoints(asked, run_identity(asked, text), state, ranks, notes);
+    run_checkpoints<true> checkpoints(asked, run_identity(asked, text), state, ranks, notes,
+                                      guard ? &*guard : nullptr);
     return saving(checkpoints);
   }
-  run_checkpoints<false> checkpoints(asked, run_identity(asked, text), state, ranks, notes);
+  run_checkpoints<false> checkpoints(asked, run_identity(asked, text), state, ranks, notes,
+                                     guard ? &*guard : nullptr);
   return saving(checkpoints);
 }
 

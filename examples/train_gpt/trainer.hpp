@@ -19,6 +19,7 @@
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/gpt.hpp"
 #include "train_gpt/shape.hpp"
+#include "train_gpt/step_guard.hpp"
 #include "train_gpt/stores.hpp"
 #include "train_gpt/worker_team.hpp"
 
@@ -43,6 +44,17 @@ class trainer {
   trainer(gpt<value_type, Space>& model, worker_team& team, State& state, Activations& activations,
           const adam_options& adam = {}, update_time when = update_time::after_backward)
       : model_(&model), team_(&team), state_(&state), activations_(&activations), adam_(adam), when_(when) {}
+
+  /// Lets `guard`, which outlives the trainer, decide each step. Updates then come after the backward pass,
+  /// because the decision needs all gradients.
+  void guard_steps(step_guard& guard) noexcept
+    requires(std::is_same_v<value_type, float>)
+  {
+    guard_ = &guard;
+    when_ = update_time::after_backward;
+    if constexpr (requires { state_->adds_gradients_to(&guard.norm()); })
+      store_adds_ = state_->adds_gradients_to(&guard.norm());
+  }
 
   /// Draws weights, which depend only on the seed and not on what the store owns.
   void draw_weights(std::uint64_t seed) {
@@ -79,7 +91,7 @@ class trainer {
   /// @param step  of the run, from 0.
   void update(std::uint64_t step) {
     for (std::size_t i = 0; i < shape().layers(); ++i)
-      update_layer(shape().layer(i), step);
+      update_layer(shape().layer(i), step, decision_);
   }
 
   /// One step of training; returns the loss before the update.
@@ -89,10 +101,15 @@ class trainer {
     double loss = 0;
     if (when_ == update_time::in_backward) {
       loss = forward(batch, [](saved_activations<Activations>& record) { record.keep(); });
-      backward(batch, [&](layer_id layer) { update_layer(layer, number); });
-    } else {
+      backward(batch, [&](layer_id layer) { update_layer(layer, number, decision_); });
+    } else if (guard_ == nullptr) {
       loss = forward_backward(batch);
       update(number);
+    } else {
+      model_->scale_loss(static_cast<value_type>(guard_->begin()));
+      loss = forward_backward(batch);
+      decision_ = guard_->decide();
+      update(number - guard_->skipped());  // the steps that the optimizer has taken
     }
     if constexpr (follows_steps<Activations>) activations_->end_step(number);
     if constexpr (follows_steps<State>) state_->end_step(number);
@@ -173,8 +190,9 @@ class trainer {
     return loss;
   }
 
-  /// @param step  of the run, from 0.
-  void update_layer(layer_id layer, std::uint64_t step) {
+  /// @param step      of the run, from 0.
+  /// @param decision  a skipped step makes the same leases, in the same order, and changes nothing.
+  void update_layer(layer_id layer, std::uint64_t step, const llmmem::step_decision& decision) {
     const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
     const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
     const lease<lease_mode::read_write> mean(*state_, layer, state_kind::mean);
@@ -184,6 +202,7 @@ class trainer {
     value_type* const w = weights.values().data();
     value_type* const m = mean.values().data();
     value_type* const v = variance ? variance->values().data() : nullptr;
+    if (!decision.is_taken) return;
     const element_range owned = state_->owned(layer);
     team_->slices(weights.values().size(), 16, [&](std::size_t first, std::size_t end, std::size_t) {
       if constexpr (std::is_same_v<value_type, float>) {
@@ -200,7 +219,8 @@ class trainer {
                                 .mean_decay = adam_.mean_decay,
                                 .variance_decay = adam_.variance_decay,
                                 .epsilon = adam_.epsilon,
-                                .step = step + 1})
+                                .step = step + 1,
+                                .gradient_scale = decision.gradient_scale})
             .value();
       } else {
         adam_step<value_type>(adam_, step).apply(w + first, m + first, v + first, g + first, end - first);
@@ -237,14 +257,23 @@ class trainer {
         } else {
           model_->block_backward(layer, weights.values(), record.values(), gradients.values());
         }
+        add_to_norm(gradients.values());
       }
       done(layer);
     }
     {
       const lease<lease_mode::write> gradients(*state_, shape().embedding(), state_kind::gradients);
       model_->embed_backward(batch.tokens, gradients.values());
+      add_to_norm(gradients.values());
     }
     done(shape().embedding());
+  }
+
+  /// Stores that sum over ranks add the sums themselves.
+  void add_to_norm(std::span<const value_type> gradients) noexcept {
+    if constexpr (std::is_same_v<value_type, float>) {
+      if (guard_ != nullptr && !store_adds_) guard_->norm().add(gradients);
+    }
   }
 
   gpt<value_type, Space>* model_;
@@ -253,6 +282,9 @@ class trainer {
   Activations* activations_;
   adam_options adam_;
   update_time when_;
+  step_guard* guard_ = nullptr;
+  bool store_adds_ = false;
+  llmmem::step_decision decision_{};
 };
 
 }  // namespace train_gpt

@@ -91,6 +91,10 @@
 #include <llmmem/comm/socket_options.hpp>
 #include <llmmem/comm/thread_network.hpp>
 #include <llmmem/comm/transport.hpp>
+#include <llmmem/comm/wire_form.hpp>
+#include <llmmem/comm/wire_traffic.hpp>
+#include <llmmem/comm/wired_collectives.hpp>
+#include <llmmem/comm/wired_sums.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/device/batch_copier.hpp>
 #include <llmmem/device/device.hpp>
@@ -255,6 +259,7 @@
 #include <llmmem/sharding/sequence.hpp>
 #include <llmmem/sharding/server.hpp>
 #include <llmmem/sharding/sharded_state.hpp>
+#include <llmmem/sharding/sharded_wires.hpp>
 #include <llmmem/sharding/split_2d.hpp>
 #include <llmmem/sharding/stages.hpp>
 #include <llmmem/sharding/staleness_clock.hpp>

@@ -72,8 +72,8 @@ TOOL_LIMITS = {
     "llmmem/schedule/prefetch_schedule.hpp": 81_000,
     # <algorithm>, and the types of a tiered buffer, which all its users have.
     "llmmem/tiering/measure_links.hpp": 67_000,
-    # Of a training run: the resharding planner and <atomic>; the planners of schedules and <thread>.
-    "llmmem/sharding/sharded_state.hpp": 65_000,
+    # Of a training run: the resharding planner, wires and <atomic>; the planners of schedules and <thread>.
+    "llmmem/sharding/sharded_state.hpp": 67_000,
     "llmmem/sharding/gather_schedule.hpp": 80_000,
 }
 

@@ -41,7 +41,7 @@ TEST_CASE("with --json the program writes one object with every field to standar
   const outcome done = run(small({"--json", "--text", readme, "--threads", "2"}));
   REQUIRE(done.status == exit_status::success);
   const auto json = nlohmann::json::parse(done.out);
-  CHECK(json.size() == 9);
+  CHECK(json.size() == 11);
   CHECK(json["predicted"]["peak_bytes"] == json["peak_resident_bytes"]);
   REQUIRE(json["losses"].size() == 4);
   for (const auto& loss : json["losses"]) {
@@ -61,6 +61,8 @@ TEST_CASE("with --json the program writes one object with every field to standar
   CHECK(json["stall_seconds"] == 0);
   CHECK(json["stall_lower_bound_seconds"] == 0);
   CHECK(json["regret"] == 0);
+  CHECK(json["skipped_steps"] == 0);
+  CHECK(json["loss_scale"] == 1);
 }
 
 TEST_CASE("a report has a run's moved bytes by link, and the first tier's peak") {
@@ -71,6 +73,8 @@ TEST_CASE("a report has a run's moved bytes by link, and the first tier's peak")
   result.memory.stall_seconds = 0.5;
   result.memory.stall_lower_bound_seconds = 0.25;
   result.memory.regret = 0.125;
+  result.skipped_steps = 3;
+  result.loss_scale = 512;
   const auto json = nlohmann::json::parse(to_json(result));
   CHECK(json["losses"] == nlohmann::json{"0x1.8p+0", "0x1p-2"});
   CHECK(json["digest"] == "0000000000000000");
@@ -79,6 +83,8 @@ TEST_CASE("a report has a run's moved bytes by link, and the first tier's peak")
   CHECK(json["stall_seconds"] == 0.5);
   CHECK(json["stall_lower_bound_seconds"] == 0.25);
   CHECK(json["regret"] == 0.125);
+  CHECK(json["skipped_steps"] == 3);
+  CHECK(json["loss_scale"] == 512);
 }
 
 TEST_CASE("the stall of a run is the sum of its steps' stalls") {

@@ -3,8 +3,10 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -46,10 +48,17 @@ const std::vector<feature>& features() {
       {"save", {{}, {"--checkpoint-every", "1"}}},
       {"ranks", {{"--ranks", "2"}, {"--ranks", "1"}, {"--ranks", "3"}}},
       {"optimizer", {{}, {"--optimizer", "sgd"}}},
+      {"wire",
+       {{},
+        {"--wire", "bf16"},
+        {"--wire", "int8", "--node-ranks", "1"},
+        {"--wire", "zeropp", "--node-ranks", "1"}}},
+      {"clip", {{}, {"--clip-norm", "0.25"}}},
+      {"scale", {{}, {"--loss-scale", "1024", "--loss-scale-interval", "1"}}},
   };
   return all;
 }
-constexpr std::size_t parallel = 0, gather_ahead = 3, save = 5, ranks = 6, optimizer = 7;
+constexpr std::size_t parallel = 0, gather_ahead = 3, save = 5, ranks = 6, optimizer = 7, wire = 8, clip = 9;
 
 /// Which value of each feature.
 using combination = std::vector<std::size_t>;
@@ -117,15 +126,25 @@ void check_predicted(const nlohmann::json& measured) {
   }
 }
 
-/// The losses and the digest of as many ranks, with the same optimizer, that keep everything in plain memory.
+/// The losses and the digest of as many ranks, with the same optimizer and clipping, that keep everything in
+/// plain memory. A loss scale that is a power of two changes no bits. A wire that loses something has the
+/// bits of its own sums: with plain data parallelism their owners' sums are rounded too, and with sharded
+/// weights these are.
 const nlohmann::json& plain(const combination& of) {
-  static std::map<std::pair<std::size_t, std::size_t>, nlohmann::json> known;
-  const std::pair key(of[ranks], of[optimizer]);
+  static std::map<std::vector<std::size_t>, nlohmann::json> known;
+  const bool is_lossy = of[wire] != 0 && features()[ranks].values[of[ranks]].back() != "1";
+  const std::size_t kind = !is_lossy ? 0 : of[parallel] == 0 ? 1 : of[parallel] == 3 ? 3 : 2;
+  const std::vector key{of[ranks], of[optimizer], is_lossy ? of[wire] : 0, kind, of[clip]};
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
   arguments all = features()[ranks].values[of[ranks]];
-  const arguments& by = features()[optimizer].values[of[optimizer]];
-  all.insert(all.end(), by.begin(), by.end());
+  const auto add = [&](const arguments& more) { all.insert(all.end(), more.begin(), more.end()); };
+  add(features()[optimizer].values[of[optimizer]]);
+  add(features()[clip].values[of[clip]]);
+  if (is_lossy) {
+    add(features()[wire].values[of[wire]]);
+    if (kind > 1) add({"--parallel", kind == 2 ? "zero1" : "zero3"});
+  }
   return known[key] = json_of(all);
 }
 
@@ -297,4 +316,136 @@ TEST_CASE("a run with SGD resumes from its checkpoint to the same bits, and not 
   const outcome other = run({"--checkpoint-dir", folder.file("saved"), "--resume"}, 3);
   CHECK(other.status == exit_status::wrong_usage);
   CHECK(other.notes.find("optimizer sgd") != other.notes.npos);
+}
+
+namespace {
+
+double loss(const nlohmann::json& of, std::size_t step) {
+  return std::strtod(of["losses"][step].get<std::string>().c_str(), nullptr);
+}
+
+arguments four_ranks(const arguments& more) {
+  arguments all{"--batch", "8", "--ranks", "4"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("every wire trains within a band of the plain losses, with the predicted bytes, which are fewer") {
+  constexpr std::uint64_t steps = 6;
+  const struct {
+    arguments wire;
+    double band;
+    double share;  // of the plain bytes, at most
+  } wires[] = {{{"--wire", "bf16"}, 0.0005, 0.501},
+               {{"--wire", "fp8", "--node-ranks", "2"}, 0.005, 0.29},
+               {{"--wire", "int8"}, 0.005, 0.26},
+               {{"--wire", "int4", "--error-feedback"}, 0.03, 0.135},
+               {{"--wire", "zeropp", "--node-ranks", "2"}, 0.03, 0.25},
+               {{"--wire", "zeropp", "--node-ranks", "2", "--error-feedback"}, 0.03, 0.25}};
+  for (const std::string kind : {"data", "zero2", "zero3"}) {
+    CAPTURE(kind);
+    const nlohmann::json reference = json_of(four_ranks({"--parallel", kind}), steps);
+    for (const auto& each : wires) {
+      CAPTURE(each.wire[1]);
+      arguments all{"--parallel", kind};
+      all.insert(all.end(), each.wire.begin(), each.wire.end());
+      const nlohmann::json json = json_of(four_ranks(all), steps);
+      for (std::size_t rank = 0; rank < 4; ++rank) {
+        check_predicted(json["ranks"][rank]);
+        const double sent = json["ranks"][rank]["bytes_sent"].get<double>();
+        const double plainly = reference["ranks"][rank]["bytes_sent"].get<double>();
+        // Weights that all ranks have completely are refreshed plainly, also once as they are drawn.
+        CHECK(sent / plainly < (kind == "zero2" ? (8 + 6 * each.share) / 13 : each.share));
+      }
+      double off = 0;
+      for (std::size_t step = 0; step <= steps; ++step)
+        off = std::max(off, std::abs(loss(json, step) - loss(reference, step)));
+      CHECK(off < each.band);
+      CHECK(off > 0);
+    }
+  }
+}
+
+TEST_CASE("secondary shards change no bits, and take and send the predicted bytes") {
+  for (const arguments& by : std::vector<arguments>{
+           {},
+           {"--wire", "zeropp"},
+           {"--wire", "int8", "--memory", "tiered", "--budget-mib", "1", "--recompute", "full"},
+           {"--wire", "bf16", "--error-feedback", "--clip-norm", "0.25"}}) {
+    arguments all{"--parallel", "zero3", "--node-ranks", "2"};
+    all.insert(all.end(), by.begin(), by.end());
+    const nlohmann::json without = json_of(four_ranks(all));
+    all.push_back("--secondary-shards");
+    const nlohmann::json json = json_of(four_ranks(all));
+    CHECK(json["digest"] == without["digest"]);
+    CHECK(json["losses"] == without["losses"]);
+    for (const nlohmann::json& each : json["ranks"])
+      check_predicted(each);
+  }
+}
+
+TEST_CASE("plain messages in two hops have the losses of other sums, and the predicted bytes") {
+  for (const std::string kind : {"data", "zero1", "zero3"}) {
+    const nlohmann::json one = json_of(four_ranks({"--parallel", kind}));
+    const nlohmann::json two = json_of(four_ranks({"--parallel", kind, "--node-ranks", "2"}));
+    CHECK(loss(two, 2) == doctest::Approx(loss(one, 2)).epsilon(1e-6));
+    for (const nlohmann::json& each : two["ranks"])
+      check_predicted(each);
+  }
+}
+
+TEST_CASE("a run over a wire resumes to the bits of one that was never stopped, in tiers too") {
+  for (const arguments& by : std::vector<arguments>{
+           {"--wire", "int8", "--parallel", "zero3", "--memory", "tiered", "--budget-mib", "1"},
+           {"--wire", "zeropp", "--node-ranks", "2", "--parallel", "zero1"}}) {
+    const temporary_folder folder;
+    arguments saved = by;
+    saved.insert(saved.end(),
+                 {"--checkpoint-dir", folder.file("saved"), "--checkpoint-every", "1", "--resume"});
+    static_cast<void>(json_of(four_ranks(saved), 1));
+    const nlohmann::json json = json_of(four_ranks(saved), 3);
+    const nlohmann::json uninterrupted = json_of(four_ranks(by), 3);
+    CHECK(json["digest"] == uninterrupted["digest"]);
+    CHECK(json["losses"] == uninterrupted["losses"]);
+    for (const nlohmann::json& each : json["ranks"])
+      check_predicted(each);
+  }
+}
+
+TEST_CASE("clipped steps are shorter, and without ranks have the bits of one rank") {
+  const nlohmann::json free = json_of({}, 3);
+  const nlohmann::json clipped = json_of({"--clip-norm", "0.25"}, 3);
+  CHECK(clipped["digest"] != free["digest"]);
+  CHECK(clipped["losses"][0] == free["losses"][0]);
+  CHECK(json_of({"--clip-norm", "1e30"}, 3)["digest"] == free["digest"]);
+  for (const arguments& more :
+       std::vector<arguments>{{"--ranks", "1"},
+                              {"--memory", "tiered", "--budget-mib", "1"},
+                              {"--memory", "tiered", "--budget-mib", "1", "--recompute", "full"},
+                              {"--loss-scale", "65536", "--update", "after_backward"}}) {
+    arguments all{"--clip-norm", "0.25"};
+    all.insert(all.end(), more.begin(), more.end());
+    CHECK(json_of(all, 3)["digest"] == clipped["digest"]);
+  }
+}
+
+TEST_CASE("the loss scale grows, and its count of clean steps is in the checkpoint") {
+  const arguments scaled{"--loss-scale", "1024", "--loss-scale-interval", "3"};
+  const nlohmann::json grown = json_of(scaled, 4);
+  CHECK(grown["loss_scale"] == 2048);
+  CHECK(grown["skipped_steps"] == 0);
+  CHECK(json_of(scaled, 2)["loss_scale"] == 1024);
+  const temporary_folder folder;
+  for (const std::uint64_t steps : {1U, 2U, 4U}) {
+    arguments saved = scaled;
+    saved.insert(saved.end(),
+                 {"--checkpoint-dir", folder.file("saved"), "--checkpoint-every", "1", "--resume"});
+    if (steps == 2) saved.insert(saved.end(), {"--ranks", "1", "--parallel", "zero2"});
+    const nlohmann::json json = json_of(saved, steps);
+    if (steps != 4) continue;
+    CHECK(json["loss_scale"] == 2048);
+    CHECK(json["digest"] == grown["digest"]);
+  }
 }

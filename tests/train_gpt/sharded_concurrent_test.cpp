@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,6 +18,7 @@
 #include "train_gpt/application.hpp"
 #include "train_gpt/ranks_run.hpp"
 #include "train_gpt/sharded_stores.hpp"
+#include "train_gpt/step_guard.hpp"
 
 using namespace train_gpt;
 using llmmem::zero_stage;
@@ -175,6 +178,45 @@ TEST_CASE("each wrong option of ranks has its own error, with valid values") {
         "train_gpt: --gather-ahead is of weights in shards; add --parallel zero3" + hint);
   CHECK(wrong({"--ranks", "2", "--parallel", "zero3", "--gather-ahead", "1025"}) ==
         "train_gpt: --gather-ahead \"1025\": must be a whole number from 0 to 1024" + hint);
+  CHECK(wrong({"--wire", "int8"}) ==
+        "train_gpt: --wire, --node-ranks and --error-feedback are of ranks; add --ranks N" + hint);
+  CHECK(wrong({"--ranks", "2", "--wire", "int7"}) ==
+        "train_gpt: --wire: 'int7' is unknown; there are plain, bf16, fp8, int8, int4 and zeropp" + hint);
+  CHECK(wrong({"--ranks", "2", "--wire", "zeropp"}) ==
+        "train_gpt: --wire zeropp sums in two hops; add --node-ranks N, the ranks of a node" + hint);
+  CHECK(wrong({"--ranks", "4", "--node-ranks", "3"}) ==
+        "train_gpt: --node-ranks 3 does not divide --ranks 4; --ranks 6 would do" + hint);
+  CHECK(wrong({"--ranks", "2", "--parallel", "zero2", "--node-ranks", "2", "--secondary-shards"}) ==
+        "train_gpt: --secondary-shards are of weights in shards, and of nodes; add --parallel zero3 and "
+        "--node-ranks N, at least 2" +
+            hint);
+  CHECK(
+      wrong({"--ranks", "2", "--parallel", "zero3", "--node-ranks", "2", "--secondary-shards",
+             "--gather-ahead", "1"}) ==
+      "train_gpt: --secondary-shards with --gather-ahead, which gathers from all ranks; leave one of the two "
+      "out" +
+          hint);
+  CHECK(wrong({"--ranks", "2", "--error-feedback"}) ==
+        "train_gpt: --error-feedback is of sums that lose something; add --wire int8, or another" + hint);
+  CHECK(wrong({"--ranks", "2", "--wire", "int8", "--error-feedback", "--checkpoint-dir", "/nowhere"}) ==
+        "train_gpt: --error-feedback with --checkpoint-dir: what sums have lost is not in a checkpoint, so a "
+        "resumed run would have other weights; leave one of the two out" +
+            hint);
+  CHECK(wrong({"--ranks", "2", "--wire", "int8", "--error-feedback", "--loss-scale", "8"}) ==
+        "train_gpt: --error-feedback with --loss-scale: what sums have lost is in units of a scale that "
+        "changes; "
+        "leave one of the two out" +
+            hint);
+  CHECK(wrong({"--clip-norm", "0"}) == "train_gpt: --clip-norm \"0\": must be a number above 0" + hint);
+  CHECK(wrong({"--loss-scale", "two"}) ==
+        "train_gpt: --loss-scale \"two\": must be a number from 2^-24 to 2^126" + hint);
+  CHECK(wrong({"--loss-scale-interval", "3"}) ==
+        "train_gpt: --loss-scale-interval is of a loss scale; add --loss-scale X" + hint);
+  CHECK(
+      wrong({"--clip-norm", "1", "--update", "in_backward"}) ==
+      "train_gpt: --clip-norm and --loss-scale decide by all gradients of a step, which --update in_backward "
+      "does not wait for; leave it out" +
+          hint);
   CHECK(wrong({"--recompute", "half"}) ==
         "train_gpt: --recompute: 'half' is unknown; there are none, selective, full and budget:BYTES" + hint);
   CHECK(wrong({"--recompute", "budget:0"}) ==
@@ -351,4 +393,91 @@ TEST_CASE("any failure on one rank ends all ranks with an error, and none waits"
     train_three(stage, ahead, std::uint64_t{1} << 30, ~std::uint64_t{0}, well);
     CHECK(well.none == 3);
   }
+}
+
+namespace {
+
+/// Activations of which one is infinite, in one step.
+class overflowing_activations : public host_activations<float, llmmem::host_space> {
+ public:
+  using host_activations::host_activations;
+  bool overflows = false;
+  [[nodiscard]] std::span<const float> fetch(layer_id layer, const rebuild_activations<float>& rebuild) {
+    const std::span<const float> record = host_activations::fetch(layer, rebuild);
+    if (overflows) save(layer)[0] = std::numeric_limits<float>::infinity();
+    return record;
+  }
+};
+
+struct guarded_end {
+  std::uint64_t digest = 0;
+  std::uint64_t skipped = 0;
+  double scale = 0;
+
+  friend bool operator==(const guarded_end&, const guarded_end&) = default;
+};
+
+/// Trains these batches on three ranks; at `overflow`, counted from 0, one activation of rank 1 is infinite.
+std::vector<guarded_end> train_guarded(zero_stage stage, std::uint32_t ahead,
+                                       std::vector<std::uint64_t> batches, std::uint64_t overflow,
+                                       const guard_options& asked, const llmmem::sharded_wires& wires = {}) {
+  const gpt_shape mine = shape_of_rank(shape, 3);
+  const corpus text("tiny", llmmem_tests::tiny_text(2000), shape);
+  llmmem::thread_network net(3);
+  std::vector<guarded_end> ends(3);
+  std::vector<std::thread> threads;
+  for (std::uint32_t seat = 0; seat < 3; ++seat) {
+    threads.emplace_back([&, seat] {
+      llmmem::thread_endpoint end(net, llmmem::seat_id{seat});
+      llmmem::communicator ranks(end);
+      ranks.join(ranks.after(10'000'000'000)).value();
+      llmmem::host_space host({.budget = std::uint64_t{1} << 30, .name = "host"});
+      worker_team team(1);
+      sharded_layers<float, llmmem::host_space, decltype(ranks)> state(host, mine, ranks, stage, ahead,
+                                                                       wires);
+      overflowing_activations activations(host, mine);
+      gpt<float, llmmem::host_space> model(mine, team, host);
+      trainer inner(model, team, state, activations);
+      rank_voice_of voice(ranks);
+      step_guard guard(asked, voice);
+      inner.guard_steps(guard);
+      rank_trainer training(inner, ranks);
+      inner.initialise(1);
+      for (std::uint64_t step = 0; step < batches.size(); ++step) {
+        activations.overflows = seat == 1 && step == overflow;
+        static_cast<void>(training.step(text.batch(shape, 1, batches[step]), step));
+        // As a run that is resumed after every step.
+        const std::vector<std::byte> saved = guard.saved();
+        step_guard resumed(asked, voice);
+        resumed.restore(saved);
+        CHECK(resumed.saved() == saved);
+      }
+      ends[seat] = {training.digest(), guard.skipped(), guard.scale()};
+      ranks.agree(0, ranks.after(10'000'000'000)).value();
+    });
+  }
+  for (std::thread& each : threads)
+    each.join();
+  return ends;
+}
+
+}  // namespace
+
+TEST_CASE("an overflow on one rank skips the step on all, as if it had not been") {
+  constexpr std::uint64_t never = 100;
+  const guard_options asked{.clip_norm = 0.25, .loss_scale = 1024.0};
+  const auto without = train_guarded(zero_stage::none, 0, {0, 2}, never, {.clip_norm = 0.25});
+  CHECK(without[0].skipped == 0);
+  CHECK(without[0].scale == 1);
+  for (const zero_stage stage : {zero_stage::none, zero_stage::optimizer, zero_stage::weights}) {
+    for (const std::uint32_t ahead : {0U, 1U}) {
+      const guarded_end expected{without[0].digest, 1, 512};
+      CHECK(train_guarded(stage, ahead, {0, 1, 2}, 1, asked) == std::vector(3, expected));
+    }
+  }
+  const llmmem::wire_form int8(llmmem::wire_format::int8);
+  const llmmem::sharded_wires wires{.sum = {int8, int8}, .keeps_errors = false};
+  const auto wired = train_guarded(zero_stage::gradients, 0, {0, 2}, never, {.clip_norm = 0.25}, wires);
+  CHECK(train_guarded(zero_stage::gradients, 0, {0, 1, 2}, 1, asked, wires) ==
+        std::vector(3, guarded_end{wired[0].digest, 1, 512}));
 }

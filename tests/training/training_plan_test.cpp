@@ -160,6 +160,31 @@ TEST_SUITE("training_plan") {
     training_shape of_nothing = shape;
     of_nothing.value_bytes = 0;
     refused({}, of_nothing, "training_plan: values of 0 bytes");
+    const wire_form int8(wire_format::int8);
+    refused({.ranks = 2, .wires = {.gather = int8}}, shape,
+            "training_plan: a wire for gathers of weights that every rank holds completely; use "
+            "zero_stage::weights, or a plain one");
+    refused({.ranks = 2, .wires = {.sum = {int8, int8}, .node_ranks = 3}}, shape,
+            "training_plan: nodes of 3 ranks do not divide 2 ranks; give a divisor, or 0 for one hop");
+    refused({.ranks = 2, .wires = {.keeps_errors = true}}, shape,
+            "training_plan: keeps_errors with plain sums, which lose nothing; give sums another wire");
+    refused({.ranks = 2, .wires = {.node_ranks = 2}, .keeps_secondary = true}, shape,
+            "training_plan: secondary shards of weights that every rank holds completely; use "
+            "zero_stage::weights");
+    refused({.ranks = 2, .zero = zero_stage::weights, .wires = {.node_ranks = 1}, .keeps_secondary = true},
+            shape,
+            "training_plan: secondary shards with nodes of 1 ranks; give wires.node_ranks, at least 2");
+    refused({.ranks = 2,
+             .zero = zero_stage::weights,
+             .gather_ahead = 1,
+             .wires = {.node_ranks = 2},
+             .keeps_secondary = true},
+            shape,
+            "training_plan: secondary shards with gather_ahead 1, which gathers from all ranks; use 0");
+    training_shape wide = shape;
+    wide.value_bytes = 8;
+    refused({.ranks = 2, .wires = {.sum = {int8, int8}}}, wide,
+            "training_plan: wires for values of 8 bytes; they carry floats only");
     CHECK_THROWS_WITH_AS(static_cast<void>(predict({.ranks = 2}, shape, rank_id{2})),
                          "training_plan: rank 2 of 2", argument_error);
     const std::vector<link_model> links(2, {.bytes_per_second = 1});

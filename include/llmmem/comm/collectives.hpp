@@ -66,6 +66,14 @@ template <transport T>
 result<void> all_gather(T& ranks, std::span<std::byte> all, std::span<const std::uint64_t> blocks,
                         const collective_call& call);
 
+/// As above, in two hops: first between the ranks with the same position in their nodes, ranks n g to n g + g
+/// - 1, then within each node. So each block enters a node once, and not once for each of its ranks: with
+/// even blocks of n / N bytes, n (1 / g - 1 / N) of a rank's bytes go to other nodes. `errc::size_mismatch`
+/// when `node_ranks` does not divide the world. Wang et al., "ZeRO++", arXiv 2306.10209, 2023.
+template <transport T>
+result<void> two_hop_all_gather(T& ranks, std::span<std::byte> all, std::span<const std::uint64_t> blocks,
+                                std::uint32_t node_ranks, const collective_call& call);
+
 /// Combines the blocks r of all ranks into rank r's block of `data`; other blocks of `data` are undefined
 /// with `reduce_algorithm::ring`, and unchanged with `direct`.
 template <transport T>

@@ -13,6 +13,7 @@
 #include <llmmem/sharding/element_runs.hpp>
 #include <llmmem/sharding/ids.hpp>
 #include <llmmem/sharding/piece_store.hpp>
+#include <llmmem/sharding/sharded_wires.hpp>
 #include <llmmem/sharding/tensor_shape.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/tiering/access.hpp>
@@ -35,6 +36,7 @@ struct sharded_options {
   std::uint32_t tag = 0;                       ///< the tag of its messages
   std::uint32_t segment_bytes = 256 * 1024;    ///< the longest message: the unit of packing and summing
   std::uint64_t alignment = 64;                ///< the alignment of the pieces together, and of each buffer
+  sharded_wires wires{};                       ///< the form of its messages
 };
 
 /// Bytes of one kind of operation, as this rank counted them: of messages, without headers.
@@ -56,13 +58,15 @@ struct sharded_stats {
   std::uint64_t whole_bytes = 0;  ///< bytes of buffers of whole tensors that live now
   std::uint64_t peak_whole_bytes = 0;
   std::uint64_t peak_stage_bytes = 0;  ///< most bytes for packing and summing, during an operation
+  std::uint64_t residual_bytes = 0;    ///< of what sums have lost (`sharded_wires::keeps_errors`)
 
   [[nodiscard]] constexpr std::uint64_t sent() const noexcept {
     return gathers.sent + reduces.sent + refreshes.sent + reshards.sent;
   }
 };
 
-/// The whole tensors of a scope. A tensor that the rank holds whole anyway is its own piece; the others are
+/// The whole tensors of a scope. A tensor that the rank holds whole anyway is its own piece, unless a wire
+/// restores it; the others are
 /// in one buffer of the space, in the order of the scope, without gaps (except for the alignment of an
 /// element). The buffer ends with this object.
 ///
@@ -155,6 +159,16 @@ class piece_lease {
 ///
 /// Ranks of the transport beyond the partition's world hold nothing, and may only `reshard_to`.
 ///
+/// **Wires.** `sharded_options::wires` gives messages of floats another form. Shards stay as they are:
+///
+/// - `gather` and `gather_within` send it if each element of the scope is held by one rank (of the group);
+/// all
+///   ranks then read the same restored values, the owner too. Other gathers and `refresh` stay plain, because
+///   a piece that several ranks hold is their master copy.
+/// - Sums add restored contributions, in the order of ranks. `all_reduce` also gathers the sum over the wire
+///   if every rank holds all of each tensor, and rounds the owner's part alike, so that all have the same
+///   bits.
+///
 /// **Pieces in tiers.** Given a `tiered_buffer`, or a `prefetch_schedule` over one, each piece is a chunk of
 /// it, and is in host memory or a file between operations; an operation leases the pieces of its scope while
 /// it runs. Sums and gathers have the same bits. The program leases a piece by `lease`, which is the same
@@ -177,10 +191,13 @@ class piece_lease {
 ///                      `hold` holds meanwhile. Counters may be read when no operation is in flight,
 ///                      `whole_bytes` at any time.
 /// @par Errors          the constructor throws `argument_error` for a catalogue or a transport that does not
-///                      match the partition, `length_error` past 2^63 - 1 bytes, `out_of_memory` if the space
-///                      lacks space for the pieces. Operations return the transport's failure, the space's
-///                      shortage, `errc::no_such_tensor` for unknown ids and `errc::size_mismatch` for
-///                      elements that do not match the operation: for the last two, nothing was sent.
+///                      match the partition, and for wires with tensors that are not floats, with more ranks
+///                      in the transport than in the partition, or that `check_wires` refuses;
+///                      `length_error` past 2^63 - 1 bytes, `out_of_memory` if the space lacks space for the
+///                      pieces. Sums over a wire throw `argument_error` for another operation than `sum_f32`.
+///                      Operations return the transport's failure, the space's shortage,
+///                      `errc::no_such_tensor` for unknown ids and `errc::size_mismatch` for elements that do
+///                      not match the operation: for the last two, nothing was sent.
 /// @par Source          Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054; hierarchical: Wang et al. 2023,
 ///                      "ZeRO++", arXiv 2306.10209.
 template <partition Partition, transport Transport, memory_space Space,
@@ -276,7 +293,7 @@ class sharded_state {
   /// The same, and then all holders receive the sum: `reduce_scatter`, `refresh`.
   result<void> all_reduce(const whole& contribution, const reduce_op& op) {
     if (auto done = reduce_scatter(contribution, op); !done) return done;
-    return refresh(contribution.scope());
+    return share_sums(contribution.scope());
   }
 
   /// Updates the elements that a rank holds and does not own, from their owners: weights after the update of
@@ -346,7 +363,8 @@ class sharded_state {
     const std::uint64_t width = facts_[to_index(tensor)].element_bytes;
     to.add(all.data() + first * width, count * width);
   }
-  [[nodiscard]] result<whole> make_whole(std::span<const tensor_id> scope, access_mode of_pieces);
+  [[nodiscard]] result<whole> make_whole(std::span<const tensor_id> scope, access_mode of_pieces,
+                                         bool copies_pieces = false);
   void copy_own(const whole& into) noexcept;
   [[nodiscard]] bool moves_in_refresh(tensor_id tensor) const noexcept;
 
@@ -372,6 +390,21 @@ class sharded_state {
                                         std::span<const std::span<std::byte>> contribution,
                                         const reduce_op& op, deadline by);
   [[nodiscard]] result<std::byte*> stage(detail::held_range<Space>& room, std::uint64_t bytes);
+
+  // Over a wire.
+  void take_wires();
+  /// Whether each element of the scope is in one rank's `from` alone, and each rank has nothing else.
+  template <class From, class Has>
+  [[nodiscard]] bool is_split(std::uint32_t world, std::span<const tensor_id> scope, const From& from,
+                              const Has& has) const;
+  /// Gives all ranks each rank's part of what `fill(rank, bytes)` describes, in place.
+  template <class Ranks, class Fill>
+  [[nodiscard]] result<void> gather_wired(Ranks& ranks, std::uint32_t world, const wire_form& wire,
+                                          std::uint32_t node_ranks, moved_bytes& counted, const Fill& fill);
+  [[nodiscard]] result<void> share_sums(std::span<const tensor_id> scope);
+  [[nodiscard]] result<void> sum_wired(std::span<const tensor_id> scope,
+                                       std::span<const std::span<std::byte>> contribution,
+                                       const reduce_op& op);
   void end_stage() noexcept;
 
   Partition layout_;
@@ -385,6 +418,8 @@ class sharded_state {
   mutable Pieces pieces_;
   mutable std::vector<std::byte*> addresses_{};  // of pieces that the operation in flight holds
   detail::live_bytes wholes_{};
+  detail::held_range<Space> residuals_{};  // of all tensors, with `keeps_errors`
+  std::vector<std::uint64_t> residual_of_{};
 
   // Of the operation in flight.
   detail::scattered_bytes out_{};
@@ -407,3 +442,4 @@ sharded_state(const Partition&, std::span<const tensor_facts>, Transport&, Space
 
 #include <llmmem/sharding/detail/sharded_state_body.hpp>
 #include <llmmem/sharding/detail/sharded_state_trade.hpp>
+#include <llmmem/sharding/detail/sharded_state_wires.hpp>

@@ -9,6 +9,7 @@
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/schedule/trace.hpp>
 #include <llmmem/sharding/ids.hpp>
+#include <llmmem/sharding/sharded_wires.hpp>
 #include <llmmem/sharding/zero.hpp>
 #include <llmmem/training/kept_records.hpp>
 #include <llmmem/transfer/link_model.hpp>
@@ -78,6 +79,11 @@ struct training_plan {
   optimizer_time update = optimizer_time::in_backward;
   std::uint64_t save_every = 0;              ///< steps between two checkpoints; 0: none
   std::uint32_t segment_bytes = 256 * 1024;  ///< as in `sharded_options`
+  /// The form of messages: `gather` of weights, with stage 3; the rest of gradients' sums. Values of 4 bytes.
+  sharded_wires wires{};
+  /// Whether each rank keeps the weights of the forward pass in shards of its node, in plain memory, so that
+  /// the backward pass sends nothing to other nodes (ZeRO++'s hpZ). With stage 3 and `wires.node_ranks`.
+  bool keeps_secondary = false;
   memory_rounding memory{};
   state_ranges ranges = state_ranges::per_kind;
 };
@@ -99,6 +105,10 @@ struct training_prediction {
   predicted_bytes gathered{};              ///< the most at once of gathered layers and of a sum's messages
   std::uint64_t records_bytes = 0;         ///< the most at once of activations, in any tier
   std::uint64_t resident_records_bytes = 0;  ///< what these take in plain memory; 0 in tiers
+  std::uint64_t residual_bytes =
+      0;  ///< of what sums have lost, in plain memory (`sharded_wires::keeps_errors`)
+  std::uint64_t secondary_bytes =
+      0;  ///< of the node's copy of the weights, in plain memory (`keeps_secondary`)
   std::uint64_t workspace_bytes = 0;
   std::vector<predicted_bytes> tiers{};   ///< the most in each tier at once; none in plain memory
   predicted_bytes fast{};                 ///< everything in the fastest memory
@@ -115,8 +125,12 @@ struct training_prediction {
 };
 
 /// Refuses plans and shapes that cannot be trained.
-/// @throws argument_error  for no ranks, a shape without layers, and gathers ahead of weights that every rank
-///                         holds completely, because there is nothing to gather.
+/// @throws argument_error  for no ranks, a shape without layers, and gathers ahead, or over a wire, of
+/// weights
+///                         that every rank holds completely, because there is nothing to gather; for wires of
+///                         values that are not 4 bytes, and those that `check_wires` refuses; for secondary
+///                         shards without stage 3, without nodes of at least two ranks, or with gathers
+///                         ahead, which gather from all ranks.
 void check_plan(const training_plan& plan, const training_shape& shape);
 
 /// Returns the chunks and the calls of one rank's step on a store of chunks (`leased_pieces`,

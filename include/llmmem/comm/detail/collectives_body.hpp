@@ -52,6 +52,11 @@ class collective {
   [[nodiscard]] static failure misfit(std::uint64_t wanted, std::uint64_t found) noexcept {
     return {.code = errc::size_mismatch, .wanted = wanted, .found = found, .where = "collective"};
   }
+  /// Returns success if nodes of as many ranks divide the world.
+  [[nodiscard]] result<void> fit_nodes(std::uint32_t node_ranks) const noexcept {
+    if (node_ranks == 0 || world_ % node_ranks != 0) return misfit(world_, node_ranks);
+    return {};
+  }
   /// Returns success if there is one block per rank, in order and of whole elements, and the blocks make up
   /// `bytes`.
   [[nodiscard]] result<void> fit(std::span<const std::uint64_t> blocks, std::uint64_t bytes,
@@ -92,6 +97,18 @@ template <class Byte>
 [[nodiscard]] std::span<Byte> piece_of(std::span<Byte> all, std::uint64_t at, std::uint64_t most) noexcept {
   if (at >= all.size()) return {};
   return all.subspan(at, std::min<std::uint64_t>(most, all.size() - at));
+}
+
+/// Exchanges blocks of any size in pieces, so that data is still in the processor's caches when it is used.
+template <transport T>
+result<void> exchange_blocks(collective<T>& all, std::span<const std::byte> out, std::uint32_t to,
+                             std::span<std::byte> into, std::uint32_t from, std::uint32_t segment_bytes) {
+  const std::uint64_t piece = std::max(segment_bytes, 1U);
+  for (std::uint64_t at = 0; at < std::max(out.size(), into.size()); at += piece) {
+    const auto goes = piece_of(out, at, piece);
+    if (auto done = all.exchange_pieces(goes, to, piece_of(into, at, piece), from); !done) return done;
+  }
+  return {};
 }
 
 [[nodiscard]] inline std::uint64_t largest_block(std::span<const std::uint64_t> blocks) noexcept {
@@ -249,18 +266,43 @@ result<void> all_gather(T& ranks, std::span<std::byte> all_bytes, std::span<cons
   detail::collective all(ranks, call);
   if (auto fits = all.fit(blocks, all_bytes.size(), 1); !fits) return fits;
   const bool is_ring = call.algorithm == reduce_algorithm::ring;
-  const std::uint64_t piece = std::max(call.segment_bytes, 1U);
   for (std::uint32_t d = 1; d < all.world(); ++d) {
     // `direct`: each rank sends its own block to all. `ring`: it sends the block that came last.
     const auto out = detail::block_of(all_bytes, blocks, is_ring ? all.behind(d - 1) : all.self());
     const auto into = detail::block_of(all_bytes, blocks, all.behind(d));
     const std::uint32_t to = is_ring ? all.ahead(1) : all.ahead(d);
     const std::uint32_t from = is_ring ? all.behind(1) : all.behind(d);
-    // In pieces, so that data is still in the processor's caches when it is used.
-    for (std::uint64_t at = 0; at < std::max(out.size(), into.size()); at += piece) {
-      const auto goes = detail::piece_of(out, at, piece);
-      if (auto done = all.exchange_pieces(goes, to, detail::piece_of(into, at, piece), from); !done)
-        return done;
+    if (auto done = detail::exchange_blocks(all, out, to, into, from, call.segment_bytes); !done) return done;
+  }
+  return {};
+}
+
+template <transport T>
+result<void> two_hop_all_gather(T& ranks, std::span<std::byte> all_bytes,
+                                std::span<const std::uint64_t> blocks, std::uint32_t node_ranks,
+                                const collective_call& call) {
+  detail::collective all(ranks, call);
+  const std::uint32_t world = all.world();
+  if (auto even = all.fit_nodes(node_ranks); !even) return even;
+  if (auto fits = all.fit(blocks, all_bytes.size(), 1); !fits) return fits;
+  const std::uint32_t nodes = world / node_ranks;
+  const std::uint32_t node = all.self() / node_ranks;
+  const std::uint32_t place = all.self() % node_ranks;
+  const auto trade = [&](std::uint32_t sent, std::uint32_t to, std::uint32_t got, std::uint32_t from) {
+    return detail::exchange_blocks(all, detail::block_of(all_bytes, blocks, sent), to,
+                                   detail::block_of(all_bytes, blocks, got), from, call.segment_bytes);
+  };
+  for (std::uint32_t d = 1; d < nodes; ++d) {
+    const std::uint32_t to = (node + d) % nodes * node_ranks + place;
+    const std::uint32_t from = (node + nodes - d) % nodes * node_ranks + place;
+    if (auto done = trade(all.self(), to, from, from); !done) return done;
+  }
+  for (std::uint32_t d = 1; d < node_ranks; ++d) {
+    const std::uint32_t to = (place + d) % node_ranks;
+    const std::uint32_t from = (place + node_ranks - d) % node_ranks;
+    const std::uint32_t first = node * node_ranks;
+    for (std::uint32_t of = 0; of < world; of += node_ranks) {
+      if (auto done = trade(of + place, first + to, of + from, first + from); !done) return done;
     }
   }
   return {};
@@ -317,7 +359,7 @@ result<void> two_hop_all_to_all(T& ranks, std::span<const std::byte> out, std::s
                                 std::uint32_t node_ranks, collective_call& call) {
   detail::collective all(ranks, call);
   const std::uint32_t world = all.world();
-  if (node_ranks == 0 || world % node_ranks != 0) return all.misfit(world, node_ranks);
+  if (auto even = all.fit_nodes(node_ranks); !even) return even;
   if (out.size() != into.size()) return all.misfit(out.size(), into.size());
   if (out.size() % world != 0) return all.misfit(world, out.size());
   const std::size_t block = out.size() / world;

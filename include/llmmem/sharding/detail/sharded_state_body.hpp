@@ -9,6 +9,7 @@
 
 #include <concepts>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 namespace llmmem {
@@ -30,6 +31,7 @@ sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partitio
       pieces_(space, places_.offsets, places_.sizes, places_.bytes, options_.alignment),
       addresses_(facts_.size()) {
   stats_.local_bytes = places_.bytes;
+  take_wires();
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
@@ -50,6 +52,7 @@ sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partitio
       addresses_(facts_.size()) {
   for (const std::uint64_t bytes : places_.sizes)
     stats_.local_bytes += bytes;
+  take_wires();
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
@@ -177,13 +180,13 @@ result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
 result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, Pieces>::make_whole(
-    std::span<const tensor_id> scope, access_mode of_pieces) {
+    std::span<const tensor_id> scope, access_mode of_pieces, bool copies_pieces) {
   if (auto fits = check(scope); !fits) return fits.error();
   whole made;
   made.scope_.assign(scope.begin(), scope.end());
   std::uint64_t bytes = 0;
   for (const tensor_id each : scope) {
-    if (has_all(each)) continue;
+    if (has_all(each) && !copies_pieces) continue;
     bytes = detail::next_multiple(bytes, facts_[to_index(each)].element_bytes, options_.name.c_str());
     bytes += facts_[to_index(each)].bytes();
   }
@@ -191,7 +194,7 @@ result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, 
   made.held_ = hold_type(pieces_);
   bytes = 0;
   for (const tensor_id each : scope) {
-    if (has_all(each)) {
+    if (has_all(each) && !copies_pieces) {
       const auto had = made.held_.add(each, of_pieces);
       if (!had) return had.error();
       made.tensors_.push_back(local_of(each, *had));
@@ -209,7 +212,7 @@ template <partition Partition, transport Transport, memory_space Space, piece_st
 void sharded_state<Partition, Transport, Space, Pieces>::copy_own(const whole& into) noexcept {
   for (std::size_t i = 0; i < into.size(); ++i) {
     const tensor_id tensor = into.scope_[i];
-    if (has_all(tensor)) continue;
+    if (local_[to_index(tensor)].empty() || into.tensors_[i].data() == address(tensor)) continue;
     const element_runs& mine = local_[to_index(tensor)];
     const std::uint64_t width = facts_[to_index(tensor)].element_bytes;
     const std::byte* from = address(tensor);
@@ -278,7 +281,10 @@ template <partition Partition, transport Transport, memory_space Space, piece_st
 template <class Ranks, class From, class Has>
 result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, Pieces>::gather_among(
     Ranks& ranks, std::uint32_t world, std::span<const tensor_id> scope, const From& from, const Has& has) {
-  auto made = make_whole(scope, access_mode::read);
+  // What the wire restores replaces this rank's own elements too, in a copy.
+  const bool is_wired = !options_.wires.has_plain_gathers() && world > 1 && check(scope).has_value() &&
+                        is_split(world, scope, from, has);
+  auto made = make_whole(scope, access_mode::read, is_wired);
   if (!made) {
     // Other ranks are about to wait for this one; but an argument error that all ranks find ends nothing.
     if (world > 1 && made.code() != errc::no_such_tensor && made.code() != errc::out_of_range) ranks.revoke();
@@ -289,6 +295,22 @@ result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, 
   copy_own(*made);
   ++stats_.gathers.calls;
   const std::uint32_t self = to_index(ranks.rank());
+  if (is_wired) {
+    const auto fill = [&](std::uint32_t rank, detail::scattered_bytes& to) {
+      for (std::size_t i = 0; i < scope.size(); ++i) {
+        const element_runs part = from(scope[i], rank);
+        intersect(part, part, [&](std::uint64_t first, std::uint64_t count) {
+          add_from_whole(to, scope[i], made->tensor(i), first, count);
+        });
+      }
+    };
+    const bool is_world = std::is_same_v<Ranks, Transport>;
+    const std::uint32_t node_ranks = is_world ? options_.wires.node_ranks : 0;
+    if (auto done = gather_wired(ranks, world, options_.wires.gather, node_ranks, stats_.gathers, fill);
+        !done)
+      return done.error();
+    return made;
+  }
   const auto fill_out = [&](std::uint32_t to) {
     for (const tensor_id each : scope) {
       detail::without(from(each, self), has(each, to), [&](std::uint64_t first, std::uint64_t count) {
@@ -380,6 +402,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reduce_scatter(
     addresses_[at] = *had;
   }
   ++stats_.reduces.calls;
+  if (world > 1 && !options_.wires.has_plain_sums()) return sum_wired(scope, contribution, op);
   own_.clear();
   in_.clear();
   for (std::size_t i = 0; i < scope.size(); ++i) {

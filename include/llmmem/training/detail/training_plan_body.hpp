@@ -2,7 +2,10 @@
 /// The bodies of `training_plan`.
 #pragma once
 
+#include <llmmem/comm/wired_sums.hpp>
 #include <llmmem/schedule/bounds.hpp>
+#include <llmmem/sharding/hierarchical_zero.hpp>
+#include <llmmem/sharding/sharded_wires.hpp>
 #include <llmmem/sharding/tensor_shape.hpp>
 #include <llmmem/tiering/access.hpp>
 #include <llmmem/tiering/machine.hpp>
@@ -30,6 +33,8 @@ class rank_shares_of {
       : plan_(&plan), shape_(&shape), rank_(rank), facts_(facts_of(shape)) {
     for (const state_kind kind : {state_kind::weights, state_kind::gradients, state_kind::optimizer})
       splits_.emplace_back(facts_, rank_count{plan.ranks}, plan.zero, kind);
+    if (plan.keeps_secondary)
+      secondary_.emplace(facts_, rank_count{plan.ranks}, rank_count{plan.wires.node_ranks});
   }
 
   [[nodiscard]] std::size_t layers() const noexcept { return shape_->layers.size(); }
@@ -50,17 +55,71 @@ class rank_shares_of {
   }
   /// Whether a complete layer of that kind is gathered into its own buffer while it is used.
   [[nodiscard]] bool is_gathered(std::size_t layer, state_kind kind) const {
-    return local(layer, kind) != whole(layer);
+    return local(layer, kind) != whole(layer) || (kind == state_kind::weights && has_wired_gathers());
+  }
+  [[nodiscard]] bool has_wired_gathers() const noexcept {
+    return plan_->ranks > 1 && plan_->zero == zero_stage::weights && !plan_->wires.has_plain_gathers();
+  }
+  [[nodiscard]] bool has_wired_sums() const noexcept {
+    return plan_->ranks > 1 && !plan_->wires.has_plain_sums();
+  }
+  /// Returns the first element of each rank's part of a layer, and the end of the last one.
+  [[nodiscard]] std::vector<std::uint64_t> blocks(std::size_t layer) const {
+    std::vector<std::uint64_t> made{0};
+    for (std::uint32_t rank = 0; rank < plan_->ranks; ++rank)
+      made.push_back(made.back() + splits_.front().owned(id(layer), rank_id{rank}).elements());
+    return made;
+  }
+  /// Returns the bytes of messages that a gather of a layer's weights takes: with plain messages none.
+  [[nodiscard]] std::uint64_t gather_bytes(std::size_t layer) const {
+    return has_wired_gathers() ? gather_scratch_bytes(blocks(layer), plan_->wires.gather) : 0;
+  }
+  /// Returns what the rank sends to gather a layer's weights.
+  [[nodiscard]] std::uint64_t sent_by_gather(std::size_t layer) const {
+    if (!has_wired_gathers()) return owned(layer) * (plan_->ranks - 1);
+    return gather_traffic(blocks(layer), plan_->wires.gather, plan_->wires, rank_).total();
+  }
+  /// Returns the bytes of a layer that the rank keeps for its node; 0 without a secondary copy.
+  [[nodiscard]] std::uint64_t secondary(std::size_t layer) const {
+    return secondary_ ? shape_->value_bytes * secondary_->local(id(layer), rank_).elements() : 0;
+  }
+  /// Returns what the rank sends to gather a layer's weights again for the backward pass.
+  [[nodiscard]] std::uint64_t sent_by_gather_back(std::size_t layer) const {
+    return secondary_ ? secondary(layer) * (plan_->wires.node_ranks - 1) : sent_by_gather(layer);
+  }
+  /// Whether the weights of the backward pass are a piece that the rank has.
+  [[nodiscard]] bool has_weights_back(std::size_t layer) const {
+    return secondary_ && secondary(layer) == whole(layer);
+  }
+  /// Returns what the rank sends to sum a layer's gradients: to their owners, or also back to all.
+  [[nodiscard]] std::uint64_t sent_by_sum(std::size_t layer) const {
+    const bool is_shared = plan_->zero == zero_stage::none;
+    if (!has_wired_sums())
+      return whole(layer) - owned(layer) + (is_shared ? owned(layer) * (plan_->ranks - 1) : 0);
+    const std::vector<std::uint64_t> parts = blocks(layer);
+    const sharded_wires& wires = plan_->wires;
+    std::uint64_t sent = wired_sum_of(parts).traffic(wires.node_ranks, rank_).total();
+    if (is_shared) sent += gather_traffic(parts, wires.of_sums(), wires, rank_).total();
+    return sent;
   }
   /// Returns the bytes of messages that a sum of a layer's gradients takes: one message per rank.
   [[nodiscard]] std::uint64_t sum_bytes(std::size_t layer) const {
     if (plan_->ranks == 1) return 0;
+    if (has_wired_sums()) {
+      const std::vector<std::uint64_t> parts = blocks(layer);
+      const std::uint64_t summed = wired_sum_of(parts).scratch_bytes();
+      if (plan_->zero != zero_stage::none) return summed;
+      return std::max(summed, gather_scratch_bytes(parts, plan_->wires.of_sums()));
+    }
     const std::uint64_t width = shape_->value_bytes;
     const std::uint64_t segment = std::max<std::uint64_t>(plan_->segment_bytes / width, 1) * width;
     return plan_->ranks * std::min(owned(layer), segment);
   }
 
  private:
+  [[nodiscard]] wired_sum<wire_form> wired_sum_of(std::span<const std::uint64_t> parts) const noexcept {
+    return {parts, plan_->wires.sum, plan_->wires.node_ranks, plan_->segment_bytes};
+  }
   [[nodiscard]] std::uint64_t state_of(std::uint64_t elements, optimizer_array array) const {
     const optimizer_widths each = widths_of(plan_->optimizer);
     if (array == optimizer_array::low) return elements * each.low;
@@ -90,6 +149,7 @@ class rank_shares_of {
   rank_id rank_;
   std::vector<tensor_facts> facts_;
   std::vector<zero_partition> splits_{};
+  std::optional<hierarchical_zero> secondary_{};
 };
 
 /// Records a step, call by call.
@@ -257,7 +317,8 @@ class step_writer {
 [[nodiscard]] inline predicted_bytes gathered_at_once(const training_plan& plan,
                                                       const rank_shares_of& shares) {
   std::uint64_t most = 0;
-  std::uint64_t most_sum = 0;  // gradients and the messages of their sum
+  std::uint64_t most_sum = 0;       // gradients and the messages of their sum
+  std::uint64_t most_messages = 0;  // of a gather
   std::vector<std::uint64_t> wholes;
   for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
     const std::uint64_t whole = plan.memory.taken(shares.whole(layer));
@@ -265,8 +326,11 @@ class step_writer {
     const std::uint64_t sum = (shares.is_gathered(layer, state_kind::gradients) ? whole : 0) +
                               plan.memory.taken(shares.sum_bytes(layer));
     // The embedding's gradients are made without its weights.
-    most = std::max({most, weights, sum + (layer == 0 ? 0 : weights)});
+    const std::uint64_t messages = plan.memory.taken(shares.gather_bytes(layer));
+    const bool needs_weights = layer != 0 && !shares.has_weights_back(layer);
+    most = std::max({most, weights + messages, sum + (needs_weights ? weights : 0)});
     most_sum = std::max(most_sum, sum);
+    most_messages = std::max(most_messages, messages);
     wholes.push_back(weights);
   }
   if (plan.gather_ahead == 0) return {most, false};
@@ -285,7 +349,7 @@ class step_writer {
   std::uint64_t all = 0;
   for (const std::uint64_t each : wholes)
     all += each;
-  return {std::min(in_a_row, all) + most_sum, true};
+  return {std::min(in_a_row, all) + most_sum + most_messages, true};
 }
 
 /// Counts the bytes that a rank sends, in a step and outside of steps.
@@ -296,19 +360,16 @@ inline void count_sent(const training_plan& plan, const rank_shares_of& shares, 
   const std::size_t stay =
       plan.gather_ahead == 0 ? 0 : std::min<std::size_t>(plan.gather_ahead + 1, layers - 1);
   for (std::size_t layer = 0; layer < layers; ++layer) {
-    const std::uint64_t owned = shares.owned(layer);
-    std::uint64_t to_owners = shares.whole(layer) - owned;  // of a sum: each other owner gets its share
-    std::uint64_t step = to_owners;
-    if (plan.zero == zero_stage::none) step += owned * others;
+    into.sent_per_step += shares.sent_by_sum(layer);
     if (is_gathered) {
       const bool is_read_back = layer != 0 && layer < layers - stay;
-      step += owned * others * (is_read_back ? 2 : 1);
-      into.sent_once += owned * others;
+      into.sent_per_step += shares.sent_by_gather(layer);
+      if (is_read_back) into.sent_per_step += shares.sent_by_gather_back(layer);
+      into.sent_once += shares.sent_by_gather(layer);
     } else if (plan.zero != zero_stage::none) {
-      step += owned * others;
-      into.sent_once += owned * others;
+      into.sent_per_step += shares.owned(layer) * others;
+      into.sent_once += shares.owned(layer) * others;
     }
-    into.sent_per_step += step;
   }
 }
 
@@ -324,6 +385,29 @@ inline void check_plan(const training_plan& plan, const training_shape& shape) {
                          " with weights that every rank holds completely; use zero_stage::weights, or 0");
   }
   if (shape.value_bytes == 0) throw argument_error("training_plan: values of 0 bytes");
+  check_wires(plan.wires, plan.ranks, "training_plan");
+  if (!plan.wires.gather.is_plain() && plan.zero != zero_stage::weights) {
+    throw argument_error(
+        "training_plan: a wire for gathers of weights that every rank holds completely; use "
+        "zero_stage::weights, or a plain one");
+  }
+  if (plan.keeps_secondary) {
+    if (plan.zero != zero_stage::weights)
+      throw argument_error(
+          "training_plan: secondary shards of weights that every rank holds completely; use "
+          "zero_stage::weights");
+    if (plan.wires.node_ranks < 2)
+      throw argument_error("training_plan: secondary shards with nodes of " +
+                           std::to_string(plan.wires.node_ranks) +
+                           " ranks; give wires.node_ranks, at least 2");
+    if (plan.gather_ahead != 0)
+      throw argument_error("training_plan: secondary shards with gather_ahead " +
+                           std::to_string(plan.gather_ahead) + ", which gathers from all ranks; use 0");
+  }
+  if (!plan.wires.is_plain() && shape.value_bytes != 4) {
+    throw argument_error("training_plan: wires for values of " + std::to_string(shape.value_bytes) +
+                         " bytes; they carry floats only");
+  }
   if (plan.granularity == 0) throw argument_error("training_plan: a granularity of 0 bytes; 1 is the least");
 }
 
@@ -361,7 +445,16 @@ inline training_prediction predict(const training_plan& plan, const training_sha
   all.workspace_bytes = shape.workspace_bytes;
   all.gathered = detail::gathered_at_once(plan, shares);
   detail::count_sent(plan, shares, all);
-  all.fast = {all.gathered.bytes + all.workspace_bytes, all.gathered.is_bound};
+  if (plan.wires.keeps_errors && plan.ranks > 1) {
+    for (std::size_t layer = 0; layer < shares.layers(); ++layer)
+      all.residual_bytes += shares.whole(layer);
+    all.residual_bytes = plan.memory.taken(all.residual_bytes);
+  }
+  for (std::size_t layer = 0; layer < shares.layers(); ++layer)
+    all.secondary_bytes += shares.secondary(layer);
+  all.secondary_bytes = plan.memory.taken(all.secondary_bytes);
+  all.fast = {all.gathered.bytes + all.residual_bytes + all.secondary_bytes + all.workspace_bytes,
+              all.gathered.is_bound};
   if (plan.tiers.empty()) {
     all.resident_state_bytes = detail::resident_state(plan, shares);
     all.resident_records_bytes = detail::records_at_once(shape, plan.memory);
