@@ -33,7 +33,7 @@ inline namespace v0 {
 /// target moves when an entry is inserted, after the eviction that made space for it; and at |T1| = target
 /// the victim always comes from T2, regardless of the next entry.
 ///
-/// @par Complexity   every operation O(1), expected if it looks up a ghost; 50 to 66 bytes a slot, ghosts
+/// @par Complexity   every operation O(1), expected if it looks up a ghost; 45 bytes a slot, ghosts
 ///      included, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`; nothing else fails.

@@ -36,7 +36,7 @@ inline namespace v0 {
 ///      at most 6. An eviction moves only entries whose uses it consumes, at most one move per counted use.
 ///      The order has two places for each slot. When first unpins and moves have used them up, one of these
 ///      calls renumbers all entries, at most once in `capacity` such calls: O(capacity), some nanoseconds a
-///      slot (docs/eviction.md). 55 to 69 bytes a slot, ghosts included, allocated once in the constructor.
+///      slot (docs/eviction.md). 50 bytes a slot, ghosts included, allocated once in the constructor.
 /// @par Thread safety   one writer at a time; const calls may run together.
 /// @par Errors   the constructor's, see `eviction_policy`, and `length_error` above 2^31 - 1 slots; nothing
 ///      else fails.
