@@ -2,6 +2,7 @@
 /// The bodies of `quantize_kv_blocks` and `dequantize_kv_blocks`.
 #pragma once
 
+#include <llmmem/kernels/detail/coded_planes.hpp>
 #include <llmmem/kernels/detail/group_codes.hpp>
 #include <llmmem/kernels/detail/kv_blocks_body.hpp>
 #include <llmmem/kernels/detail/kv_checks.hpp>
@@ -310,22 +311,6 @@ inline constexpr block_copy_names dequantize_kv_blocks_names{
       return failure{errc::bad_granularity, 0, codes.vector_elements(p), octet, who};
   }
   return {};
-}
-
-/// Returns the alignment of all vectors of a plane, up to 16.
-[[nodiscard]] inline std::uint32_t plane_width(const kv_plane& of) noexcept {
-  const std::uint64_t base =
-      of.layer_table != nullptr ? of.alignment : reinterpret_cast<std::uintptr_t>(of.data);
-  return alignment_of(base, of.strides.layer, of.strides.block, of.strides.token, of.strides.head);
-}
-
-/// Returns the number of the plane that holds the scales of plane `p`.
-[[nodiscard]] inline std::uint32_t scale_plane_of(const kv_layout& codes, std::uint32_t p) noexcept {
-  const auto wanted = p == 0 ? paging::plane_role::key_scale : paging::plane_role::value_scale;
-  std::uint32_t at = 0;
-  while (codes.role_of(at) != wanted)
-    ++at;
-  return at;
 }
 
 template <block_recoding Way, dtype Value, dtype Code, class Run>
