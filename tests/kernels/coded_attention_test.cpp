@@ -1,13 +1,19 @@
 /// Attention over caches in codes with scales in their blocks.
 #include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/host_vector_executor.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
+#include <llmmem/kernels/token_lists.hpp>
 #include <llmmem/testing/grid_executor.hpp>
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -59,6 +65,22 @@ attended attend_by_planes(const attention_world& world) {
   return made;
 }
 
+/// Calls `see` with each output of two worlds in floats.
+template <class See>
+void each_output(const coded_world& of, const std::vector<std::byte>& codes,
+                 const std::vector<std::byte>& floats, See see) {
+  for (std::uint64_t row = 0; row < of.codes.rows; ++row) {
+    if (!of.codes.sequences.empty() && of.codes.sequences[row] < 0) continue;
+    for (std::uint32_t q = 0; q < of.codes.query_heads(); ++q) {
+      for (std::uint64_t i = 0; i < of.codes.layout.vector_elements(1); ++i)
+        see(load_element(dtype::f32,
+                         codes.data() + row * of.codes.out_strides[0] + q * of.codes.out_strides[1] + 4 * i),
+            load_element(dtype::f32, floats.data() + row * of.floats.out_strides[0] +
+                                         q * of.floats.out_strides[1] + 4 * i));
+    }
+  }
+}
+
 }  // namespace
 
 TEST_SUITE("coded_attention") {
@@ -85,7 +107,8 @@ TEST_SUITE("coded_attention") {
       const attended host = attend(world.codes, host_executor{});
       CHECK(attend(world.codes, grid_executor({.blocks = 2})) == host);
       CHECK(attend(world.codes, grid_executor(), table_form::padded) == host);
-      // A table says one alignment for all planes: here one of bytes or of bf16 may leave less than floats need.
+      // A table says one alignment for all planes: here one of bytes or of bf16 may leave less than floats
+      // need.
       if (world.codes.layout.key_scales.element == dtype::f32 &&
           world.codes.layout.value_scales.element == dtype::f32 && !has_odd_planes(world.codes)) {
         ++by_planes;
@@ -93,5 +116,130 @@ TEST_SUITE("coded_attention") {
       }
     }
     CHECK(by_planes > 0);
+  }
+
+  TEST_CASE("the host's vectors come near to attention over the dequantised floats on each path") {
+    std::uint64_t seen = 0;
+    for (const vector_path path : vector_paths) {
+      if (!has_vector_path(path)) continue;
+      CAPTURE(to_text(path));
+      for (const auto seed : seeds(80, 50)) {
+        CAPTURE(seed);
+        std::mt19937_64 random(seed);
+        coded_world world(random);
+        const attended floats = attend(world.floats, host_executor{});
+        world.codes.options.arithmetic = attention_arithmetic::host_vectors;
+        const attended codes = attend(world.codes, host_vector_executor(path));
+        CHECK(attend(world.codes, host_vector_executor(path), table_form::padded) == codes);
+        for (std::size_t i = 0; i < floats.log_sum_exp.size(); ++i) {
+          const float a = codes.log_sum_exp[i];
+          const float b = floats.log_sum_exp[i];
+          CHECK((a == b || std::fabs(a - b) < 3e-5F * std::max(1.0F, std::fabs(b))));
+        }
+        double worst = 0;
+        each_output(world, codes.out, floats.out, [&](float a, float b) {
+          worst = std::max(worst, static_cast<double>(std::fabs(a - b)));
+          ++seen;
+        });
+        CHECK(worst < 1e-4);
+      }
+    }
+    CHECK(seen > 10'000);
+  }
+
+  TEST_CASE("a broken scale makes its rows NaN, by vectors too, and no other") {
+    for (const auto seed : seeds(12, 6)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      coded_world world(random);
+      if (world.codes.rows == 0 || world.codes.tables.empty() || world.codes.tables[0].empty()) continue;
+      // All scales of the values of a block in use.
+      const auto block = static_cast<std::uint64_t>(world.codes.tables[0][0]);
+      const kv_layout& layout = world.codes.layout;
+      const std::uint32_t scales = code_places_of(layout, 1).scales;
+      const dtype element = layout.value_scales.element;
+      for (std::uint64_t t = 0; t < layout.block_tokens; ++t) {
+        for (std::uint64_t h = 0; h < layout.heads; ++h) {
+          std::byte* const at =
+              world.codes.cache.data() +
+              layout.strides(scales, world.codes.blocks).offset(world.codes.layer, block, t, h);
+          for (std::uint64_t i = 0; i < layout.vector_elements(scales); ++i)
+            store_element(element, at + i * element_bytes(element), std::numeric_limits<float>::quiet_NaN());
+        }
+      }
+      world.dequantize();
+      const attended codes = attend(world.codes, host_executor{});
+      const attended floats = attend(world.floats, host_executor{});
+      CHECK(are_rounded(world, codes.out, floats.out));
+      world.codes.options.arithmetic = attention_arithmetic::host_vectors;
+      const attended vectors = attend(world.codes, host_vector_executor());
+      each_output(world, vectors.out, floats.out,
+                  [&](float a, float b) { CHECK(std::isnan(a) == std::isnan(b)); });
+    }
+  }
+
+  TEST_CASE("tensor cores refuse codes, and name what takes them") {
+    std::mt19937_64 random(3);
+    coded_world world(random);
+    world.codes.options.arithmetic = attention_arithmetic::tensor_cores;
+    CHECK_THROWS_WITH_AS(static_cast<void>(attend(world.codes, host_executor{})),
+                         "paged_attention: cache.layout: tensor cores multiply elements without scales, but "
+                         "the layout has scales; choose attention_arithmetic::reproducible, or host_vectors "
+                         "with a host_vector_executor",
+                         argument_error);
+  }
+
+  TEST_CASE(
+      "lists of tokens and ranges attend to codes with the bits of floats, and ranges merge to the whole") {
+    for (const auto seed : seeds(40, 20)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      coded_world world(random);
+      if (world.codes.rows == 0 || world.codes.tables.empty()) continue;
+      // A list of every other token of each row's sequence, from the last to the first.
+      std::vector<std::int32_t> of_row = world.codes.sequences;
+      if (of_row.empty()) {
+        of_row.resize(world.codes.rows);
+        std::iota(of_row.begin(), of_row.end(), 0);
+      }
+      const std::int32_t stride = 64;
+      std::vector<std::int32_t> listed;
+      for (std::int32_t& sequence : of_row) {
+        sequence = std::max(sequence, 0);
+        for (std::int32_t i = 0; i < stride; ++i)
+          listed.push_back(world.codes.tokens[static_cast<std::size_t>(sequence)] - 1 - 2 * i);
+      }
+      const auto listed_by = [&](attention_world of) {
+        of.options.window = 0;
+        of.lengths.clear();
+        of.sequences.clear();
+        const struct {
+          const std::vector<std::int32_t>& of_row;
+          const std::vector<std::int32_t>& listed;
+          token_lists<padded_table_view> lists_over(const padded_table_view& tables) const {
+            return {.tables = tables,
+                    .of_row = of_row.data(),
+                    .listed = listed.data(),
+                    .stride = stride_of,
+                    .num_sequences = static_cast<std::int32_t>(of_row.size()),
+                    .block_tokens = tables.block_tokens};
+          }
+          token_lists<csr_table_view> lists_over(const csr_table_view& tables) const {
+            return {.tables = tables,
+                    .of_row = of_row.data(),
+                    .listed = listed.data(),
+                    .stride = stride_of,
+                    .num_sequences = static_cast<std::int32_t>(of_row.size()),
+                    .block_tokens = tables.block_tokens};
+          }
+          std::int32_t stride_of;
+        } lists{of_row, listed, stride};
+        return attend_listed(of, lists, host_executor{}, table_form::padded);
+      };
+      const attended codes = listed_by(world.codes);
+      const attended floats = listed_by(world.floats);
+      world.codes.sequences.clear();
+      CHECK(are_rounded(world, codes.out, floats.out));
+    }
   }
 }

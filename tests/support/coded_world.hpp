@@ -76,8 +76,7 @@ struct code_places {
   const std::uint64_t group = form.group == scale_group::channel ? i
                               : form.group == scale_group::run   ? i / form.run
                                                                  : 0;
-  const std::byte* const scales =
-      cache + layout.strides(at.scales, blocks).offset(layer, block, token, head);
+  const std::byte* const scales = cache + layout.strides(at.scales, blocks).offset(layer, block, token, head);
   float scale = load_element(form.element, scales + group * element_bytes(form.element));
   if (form.has_global)
     std::memcpy(&global, cache + layout.strides(at.globals, blocks).offset(layer, block, token, head), 4);
@@ -109,7 +108,9 @@ struct code_places {
 
 /// A layout in codes of the shape of another one: keys and values each in a form of their own.
 [[nodiscard]] inline llmmem::kv_layout any_coded_layout(std::mt19937_64& random,
-                                                        const llmmem::kv_layout& shape) {
+                                                        const llmmem::kv_layout& shape,
+                                                        std::uint64_t blocks) {
+  alignas(16) static std::byte somewhere[16];
   using namespace llmmem;
   constexpr dtype codes[] = {dtype::int8, dtype::int4, dtype::fp4_e2m1, dtype::fp8_e4m3};
   while (true) {
@@ -120,7 +121,7 @@ struct code_places {
     out.value_scales = any_scales(random, out.element_of(1), out.vector_elements(1));
     out.key_scales.is_rotated = out.key_scales.group != paging::scale_group::channel && random() % 2 == 0;
     // Scales that are not aligned to their type are refused; then another one is drawn.
-    if (llmmem::detail::check_code_places({nullptr, 3, out}, "")) return out.checked();
+    if (llmmem::detail::check_code_places({somewhere, blocks, out}, "")) return out.checked();
   }
 }
 
@@ -133,7 +134,7 @@ struct coded_world {
   explicit coded_world(std::mt19937_64& random, llmmem::dtype element = llmmem::dtype::f32)
       : codes(random), floats(codes) {
     using namespace llmmem;
-    codes.layout = any_coded_layout(random, codes.layout);
+    codes.layout = any_coded_layout(random, codes.layout, codes.blocks);
     draw_codes(random);
     const bool is_by_head = random() % 2 == 0;
     for (auto& each : codes.scales) {
@@ -197,8 +198,15 @@ struct coded_world {
               for (std::uint64_t i = 0; i < layout.vector_elements(p); ++i) {
                 if (is_value && element == dtype::fp8_e4m3) at[i] &= std::byte{0xBF};  // below 2
                 const std::size_t size = element_bytes(element);
-                if (!is_value)
-                  store_element(element, at + i * size, static_cast<float>(1 + random() % 64) / 512);
+                if (!is_value) {
+                  const bool is_key = layout.role_of(p) == paging::plane_role::key_scale ||
+                                      layout.role_of(p) == paging::plane_role::key_global;
+                  const dtype code = layout.element_of(is_key ? 0 : 1);
+                  const float most = code == dtype::int8 ? 128.0F : code == dtype::int4 ? 8.0F : 6.0F;
+                  store_element(element, at + i * size,
+                                static_cast<float>(1 + random() % 64) / 32 /
+                                    (element == dtype::fp8_e4m3 || code == dtype::fp8_e4m3 ? 2.0F : most));
+                }
               }
             }
           }
@@ -226,7 +234,8 @@ struct coded_world {
     std::vector<float> query(elements);
     for (std::uint64_t row = 0; row < codes.rows; ++row) {
       for (std::uint32_t q = 0; q < codes.query_heads(); ++q) {
-        std::byte* const to = codes.queries.data() + row * codes.query_strides[0] + q * codes.query_strides[1];
+        std::byte* const to =
+            codes.queries.data() + row * codes.query_strides[0] + q * codes.query_strides[1];
         for (std::uint64_t i = 0; i < elements; ++i) {
           store_element(element, to + i * element_bytes(element),
                         static_cast<float>(static_cast<std::int64_t>(random() % 401) - 200) / 100);
@@ -249,12 +258,11 @@ struct coded_world {
       for (std::uint64_t i = 0; i < of.codes.layout.vector_elements(1); ++i) {
         const llmmem::dtype element = of.codes.options.element;
         std::byte rounded[4];
-        const float exact = load_element(
-            llmmem::dtype::f32,
-            floats.data() + row * of.floats.out_strides[0] + q * of.floats.out_strides[1] + 4 * i);
+        const float exact = load_element(llmmem::dtype::f32, floats.data() + row * of.floats.out_strides[0] +
+                                                                 q * of.floats.out_strides[1] + 4 * i);
         store_element(element, rounded, exact);
-        const std::byte* const got =
-            codes.data() + row * of.codes.out_strides[0] + q * of.codes.out_strides[1] + i * element_bytes(element);
+        const std::byte* const got = codes.data() + row * of.codes.out_strides[0] +
+                                     q * of.codes.out_strides[1] + i * element_bytes(element);
         if (std::memcmp(rounded, got, element_bytes(element)) != 0) return false;
       }
     }

@@ -32,13 +32,16 @@ namespace detail {
       return "the kernel reads a rotary part of the keys' type only, but the layout has a rotary_dim of "
              "{found}";
     case 4:
-      return "the kernel takes scales by vector or by channel (scale_group 1 or 3), one number of f32 or "
-             "bf16 "
-             "for each and none for the block; the layout has other scales, of scale_group {found}";
+      return "the kernel writes scales by channel (scale_group 3) for int8 and int4 alone, without a scale "
+             "of "
+             "the block or of the caller that scales them; the layout has others, of scale_group {found}";
     case 5:
-      return "the kernel takes codes of keys and of values with one scale of f32 or bf16, or of fp8_e4m3 for "
-             "fp4_e2m1, for each vector, run or channel (scale_group 1 to 3); plane {wanted} of the layout has "
-             "scales of scale_group {found}, of another type or with a zero point";
+      return "the kernel takes keys and values both in codes (int8, int4, fp8_e4m3 or fp4_e2m1), each with "
+             "one "
+             "scale of f32 or bf16, or of fp8_e4m3 for fp4_e2m1, for a vector, run or channel (scale_group 1 "
+             "to "
+             "3); plane {wanted} of the layout has other elements or scales (scale_group {found}), or a zero "
+             "point";
     case 6:
       return "the kernel writes single tokens, but a scale by channel is known only when its block is full; "
              "append to an open block in bf16 or f32, and close it by quantize_kv_blocks";
@@ -46,7 +49,8 @@ namespace detail {
       return "tensor cores multiply elements without scales, but the layout has scales; choose "
              "attention_arithmetic::reproducible, or host_vectors with a host_vector_executor";
     case 8:
-      return "the kernel takes keys that are not rotated, but the layout has key_scales.is_rotated; bounds of "
+      return "the kernel takes keys that are not rotated, but the layout has key_scales.is_rotated; bounds "
+             "of "
              "rotated keys are not bounds of the model's channels";
     default:
       return "the kernel needs all tokens of a sequence; the layout holds the part of one of {found} "
@@ -82,14 +86,14 @@ inline constexpr std::array kernels_errors{
                .found = "the one that it was compiled for",
                .sentence = "the kernel needs compute capability {wanted} and was compiled for {found}; set "
                            "CMAKE_CUDA_ARCHITECTURES (nvcc -arch) to {wanted} or more"},
-    error_info{
-        .number = 92,
-        .name = "unsupported_layout",
-        .index = "what of the layout: 0 planes, 1 value_element, 2 rotary_dim, 3 part.cp_size, 4 and 5 "
-                 "scales, 6 scales by channel, 7 scales for tensor cores, 8 a rotation",
-        .wanted = "what the kernel takes",
-        .found = "what the layout says",
-        .sentence_for = unsupported_layout_sentence},
+    error_info{.number = 92,
+               .name = "unsupported_layout",
+               .index =
+                   "what of the layout: 0 planes, 1 value_element, 2 rotary_dim, 3 part.cp_size, 4 and 5 "
+                   "scales, 6 scales by channel, 7 scales for tensor cores, 8 a rotation",
+               .wanted = "what the kernel takes",
+               .found = "what the layout says",
+               .sentence_for = unsupported_layout_sentence},
 };
 
 }  // namespace detail

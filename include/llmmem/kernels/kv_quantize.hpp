@@ -5,6 +5,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
+#include <llmmem/kernels/kv_tokens.hpp>
 #include <llmmem/paging/kv_layout.hpp>
 #include <llmmem/result.hpp>
 
@@ -71,7 +72,8 @@ inline namespace v0 {
 /// @par Thread safety   any number at once, on different blocks.
 template <class Run>
 result<void> quantize_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
-                                std::span<const block_pair> pairs, const block_copy_options& options = {});
+                                std::span<const block_pair> pairs, const block_copy_options& options = {},
+                                const kv_scales& scales = {});
 
 /// Converts blocks back: nearest(code x scale), or the largest bf16 for a number beyond that. It reopens a
 /// block, or makes floats of a sequence's blocks for attention. Otherwise as `quantize_kv_blocks`; codes and
@@ -83,7 +85,8 @@ result<void> quantize_kv_blocks(const Run& run, const kv_memory& to, const kv_me
 ///      values (by token) or 8 channels.
 template <class Run>
 result<void> dequantize_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
-                                  std::span<const block_pair> pairs, const block_copy_options& options = {});
+                                  std::span<const block_pair> pairs, const block_copy_options& options = {},
+                                  const kv_scales& scales = {});
 
 }  // namespace v0
 }  // namespace llmmem

@@ -105,9 +105,9 @@ struct scale_form {
   std::uint32_t numbers = 1;   ///< per group: 1, or 2 for a scale and a zero point
   scale_place place = scale_place::in_block;
   bool has_global = false;  ///< one additional f32 per block of a layer that scales the scales (NVFP4)
-  /// Vectors are turned by Hadamard's orthonormal matrix before they become codes, which spreads outliers over
-  /// all elements: in blocks of the largest power of two that divides a vector. Of keys with scales by vector
-  /// or by run; kernels turn queries alike.
+  /// Vectors are turned by Hadamard's orthonormal matrix before they become codes, which spreads outliers
+  /// over all elements: in blocks of the largest power of two that divides a vector. Of keys with scales by
+  /// vector or by run; kernels turn queries alike.
   bool is_rotated = false;
 
   friend constexpr bool operator==(const scale_form&, const scale_form&) noexcept = default;

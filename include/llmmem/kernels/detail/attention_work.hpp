@@ -86,8 +86,8 @@ class attention_work {
   }
   /// To the basis of rotated keys.
   template <class Group>
-  LLMMEM_HD void turn_queries(const Group& group,
-                              typename Group::template held<attention_lane_state<Heads>>& own) const noexcept {
+  LLMMEM_HD void turn_queries(
+      const Group& group, typename Group::template held<attention_lane_state<Heads>>& own) const noexcept {
     if constexpr (is_coded) {
       if (codes_.keys.rotated_packs == 0) return;
       typename Group::template held<attention_floats> query;

@@ -12,6 +12,7 @@
 #include <llmmem/result.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 namespace llmmem {
@@ -55,15 +56,12 @@ namespace detail {
   for (std::uint32_t p = 0; p < layout.kv_planes(); ++p) {
     const dtype code = layout.element_of(p);
     const paging::scale_form& scales = scales_of_plane(layout, p);
-    const bool is_code = code == dtype::int8 || code == dtype::int4 || code == dtype::fp8_e4m3 ||
-                         code == dtype::fp4_e2m1;
-    if (!is_code)
-      return failure{errc::no_conversion, p, static_cast<std::uint64_t>(dtype::f32),
-                     static_cast<std::uint64_t>(code), who};
+    const bool is_code =
+        code == dtype::int8 || code == dtype::int4 || code == dtype::fp8_e4m3 || code == dtype::fp4_e2m1;
     // Integers have no code for what a scale that was rounded down leaves beyond the largest.
     const bool is_scale = scales.element == dtype::f32 || scales.element == dtype::bf16 ||
                           (scales.element == dtype::fp8_e4m3 && code == dtype::fp4_e2m1);
-    if (scales.group == scale_group::none || !is_scale || scales.numbers != 1)
+    if (!is_code || scales.group == scale_group::none || !is_scale || scales.numbers != 1)
       return failure{errc::unsupported_layout, 5, p, static_cast<std::uint64_t>(scales.group), who};
     if (scales.group == scale_group::run && (scales.run == 0 || scales.run % attention_pack != 0))
       return failure{errc::bad_granularity, p, scales.run, attention_pack, who};
@@ -85,6 +83,29 @@ namespace detail {
   return {};
 }
 
+/// Checks that vectors of codes fit the lanes of a kernel.
+[[nodiscard]] inline result<void> check_code_vectors(const kv_layout& layout, const char* who) noexcept {
+  constexpr std::uint64_t most = 256;
+  for (std::uint32_t p = 0; p < layout.kv_planes(); ++p) {
+    const std::uint64_t elements = layout.vector_elements(p);
+    if (elements == 0 || elements > most) return failure{errc::out_of_range, p, elements, most, who};
+    if (auto fits = whole(elements, attention_pack, who); !fits) return fits;
+  }
+  return {};
+}
+
+/// Checks that a kernel can write single tokens of a layout in codes.
+[[nodiscard]] inline result<void> check_written_codes(const kv_layout& layout, const char* who) noexcept {
+  for (std::uint32_t p = 0; p < layout.kv_planes(); ++p) {
+    const paging::scale_form& scales = scales_of_plane(layout, p);
+    if (scales.group == paging::scale_group::channel)
+      return failure{errc::unsupported_layout, 6, p, static_cast<std::uint64_t>(scales.group), who};
+    if (scales.group == paging::scale_group::run && !std::has_single_bit(scales.run))
+      return failure{errc::bad_granularity, p, scales.run, std::bit_floor(scales.run), who};
+  }
+  return {};
+}
+
 /// Returns a plane of codes. @pre `check_codes` accepts the layout
 [[nodiscard]] inline coded_plane coded_plane_of(const kv_memory& memory, std::uint32_t p,
                                                 const kv_scales& global) noexcept {
@@ -99,12 +120,12 @@ namespace detail {
   out.is_by_channel = scales.group == paging::scale_group::channel;
   out.has_global = scales.has_global;
   if (scales.has_global)
-    out.globals = kv_plane_of(
-        memory, plane_of_role(layout, p == 0 ? paging::plane_role::key_global : paging::plane_role::value_global));
+    out.globals = kv_plane_of(memory, plane_of_role(layout, p == 0 ? paging::plane_role::key_global
+                                                                   : paging::plane_role::value_global));
   out.global = p == 0 ? global.keys : global.values;
   out.is_global_by_head = global.is_by_head;
-  out.run = divider(scales.group == paging::scale_group::run ? scales.run / attention_pack
-                                                             : std::max(packs, 1U));
+  out.run =
+      divider(scales.group == paging::scale_group::run ? scales.run / attention_pack : std::max(packs, 1U));
   out.code_width = std::min(plane_width(out.codes), out.pack_bytes());
   if (scales.is_rotated) {
     out.rotated_packs = packs & (~packs + 1U);

@@ -174,15 +174,15 @@ LLMMEM_HD inline void store_scale(dtype element, std::byte* to, float stored) no
 struct coded_plane {
   kv_plane codes{};
   kv_plane scales{};
-  kv_plane globals{};  // a number for a block; of a layout without one not read
+  kv_plane globals{};             // a number for a block; of a layout without one not read
   const float* global = nullptr;  // a number of the caller, or null
   dtype code = dtype::int8;
   dtype scale = dtype::f32;
   bool is_by_channel = false;
   bool has_global = false;
   bool is_global_by_head = false;
-  divider run{};  // packs of a vector that share a scale
-  std::uint32_t code_width = 1;  // the alignment of eight codes
+  divider run{};                    // packs of a vector that share a scale
+  std::uint32_t code_width = 1;     // the alignment of eight codes
   std::uint32_t rotated_packs = 0;  // of the blocks that Hadamard's matrix turns; 0: nothing is turned
   float rotation = 1;
 
@@ -263,9 +263,8 @@ class pack_scales {
 /// Turns vectors, of which each lane has eight elements, by the orthonormal matrix of Hadamard: blocks of
 /// `packs` lanes. It is its own inverse. The order of additions is the same for hosts and devices.
 template <class Group>
-LLMMEM_HD inline void rotate_lanes(const Group& group,
-                                   typename Group::template held<attention_floats>& of, std::uint32_t packs,
-                                   float factor) noexcept {
+LLMMEM_HD inline void rotate_lanes(const Group& group, typename Group::template held<attention_floats>& of,
+                                   std::uint32_t packs, float factor) noexcept {
   group.each([&](std::uint32_t lane) {
     float* const x = of[lane].of;
     LLMMEM_UNROLL

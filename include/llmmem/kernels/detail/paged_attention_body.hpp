@@ -69,8 +69,7 @@ struct attention_request {
 
 /// Checks the further requirements of tensor cores.
 [[nodiscard]] inline result<void> check_tensor_cores(const kv_layout& layout) noexcept {
-  if (has_codes(layout))
-    return failure{errc::unsupported_layout, 7, 0, 0, "paged_attention: cache.layout"};
+  if (has_codes(layout)) return failure{errc::unsupported_layout, 7, 0, 0, "paged_attention: cache.layout"};
   if (layout.element == dtype::f32)
     return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(dtype::f16),
                    static_cast<std::uint64_t>(layout.element),
@@ -297,6 +296,10 @@ result<void> attend_codes(const Run& run, const attention_shape& shape, const Ta
                           const attention_request& of, std::uint32_t lanes) {
   const attention_codes codes{coded_plane_of(of.cache, 0, of.options.scales),
                               coded_plane_of(of.cache, 1, of.options.scales), of.layer};
+  if constexpr (vector_run<Run, Tables>) {
+    if (of.options.arithmetic == attention_arithmetic::host_vectors)
+      return run.attend_by_vectors(shape, codes, tables);
+  }
   if (shape.group == 1)
     return run.each(attention_work<dtype::f32, 1, Tables, attention_codes>(shape, tables, lanes, codes));
   return run.each(attention_work<dtype::f32, 4, Tables, attention_codes>(shape, tables, lanes, codes));
