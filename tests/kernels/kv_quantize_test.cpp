@@ -563,7 +563,7 @@ TEST_CASE("forms that blocks cannot quantise are refused with a valid alternativ
   refused(values, values, "takes keys and values both in codes");
   kv_layout other = codes;
   other.value_scales.group = scale_group::run;
-  other.value_scales.run = 12;
+  other.value_scales.run = 4;
   refused(other, values, "granularity");
   other = codes;
   other.key_scales.numbers = 2;
