@@ -3,6 +3,7 @@
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/kernels/kv_gather.hpp>
 #include <llmmem/kernels/kv_quantize.hpp>
+#include <llmmem/paging/named_forms.hpp>
 #include <llmmem/testing/grid_executor.hpp>
 
 #include <doctest/doctest.h>
@@ -430,6 +431,60 @@ TEST_SUITE("coded_tokens") {
     turned = coded(dtype::int4, by_vector);
     turned.value_scales.is_rotated = true;
     CHECK_THROWS_AS(static_cast<void>(turned.checked()), argument_error);
+  }
+
+  TEST_CASE("each named form is written, copied to another order and read with the same values") {
+    std::mt19937_64 random(9);
+    for (std::uint32_t i = 0; i < paging::named_form_count; ++i) {
+      const auto form = static_cast<paging::named_form>(i);
+      CAPTURE(paging::name_of(form));
+      for (const bool is_rotated : {false, true}) {
+        const kv_layout shape{.layers = 1, .heads = 2, .head_dim = 32, .block_tokens = 4};
+        kv_layout layout = paging::in_form(shape, form);
+        if (is_rotated && layout.key_scales.group == scale_group::channel) continue;
+        layout.key_scales.is_rotated = is_rotated;
+        coded_blocks open(shape, 2);
+        for (std::size_t at = 0; at + 2 <= shape.total_bytes(2); at += 2)
+          store_element(dtype::bf16, open.data() + at, static_cast<float>(random() % 401) / 100 - 2);
+        const std::vector<block_pair> pairs{{0, 1}, {1, 0}};
+        coded_blocks cache(layout, 2);
+        REQUIRE(quantize_kv_blocks(host_executor{}, cache.view(), open.view(), pairs));
+        kv_layout elsewhere = layout;
+        elsewhere.order = block_order::block_first_separate;
+        elsewhere.heads_in_block = paging::head_order::hnd;
+        elsewhere.key_scales.place = paging::scale_place::separate;
+        coded_blocks moved(elsewhere, 2);
+        REQUIRE(copy_kv_blocks(host_executor{}, moved.view(), cache.view(), pairs));
+        for (std::uint32_t p = 0; p < 2; ++p) {
+          for (std::uint64_t head = 0; head < 2; ++head) {
+            for (std::uint64_t token = 0; token < 4; ++token) {
+              for (std::uint64_t e = 0; e < 32; ++e)
+                REQUIRE(moved.value(p, 0, token, head, e) == cache.value(p, 1, token, head, e));
+            }
+          }
+        }
+        coded_blocks back(shape, 2);
+        REQUIRE(dequantize_kv_blocks(host_executor{}, back.view(), cache.view(), pairs));
+        double worst = 0;
+        for (std::size_t at = 0; at + 2 <= shape.total_bytes(2); at += 2)
+          worst =
+              std::max(worst, std::fabs(static_cast<double>(load_element(dtype::bf16, back.data() + at)) -
+                                        static_cast<double>(load_element(dtype::bf16, open.data() + at))));
+        CHECK(worst > 0);
+        CHECK(worst < 0.6);  // of values up to 2
+      }
+    }
+    constexpr kv_layout wide{.layers = 1, .heads = 1, .head_dim = 128, .block_tokens = 32};
+    using enum paging::named_form;
+    const auto bits = [&](paging::named_form form) {
+      return static_cast<double>(paging::in_form(wide, form).block_bytes()) * 8 / (2 * 128 * 32);
+    };
+    CHECK(bits(int8_by_token) == 8.25);
+    CHECK(bits(int4_by_token) == 4.25);
+    CHECK(bits(k8v4) == 6.25);
+    CHECK(bits(nvfp4) == 4.5);
+    CHECK(bits(int8_by_channel) == 8.3125);
+    CHECK(bits(int4_by_channel) == 4.3125);
   }
 
   TEST_CASE("a rotation is a part of both fingerprints, and changes none of a layout without one") {
