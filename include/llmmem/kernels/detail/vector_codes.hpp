@@ -28,15 +28,22 @@ namespace detail {
 // NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result, cppcoreguidelines-pro-type-member-init)
 // NOLINTBEGIN(modernize-use-using, modernize-use-auto): `using` and `auto` would lose the vectors' size.
 
-/// The stride of vectors of codes in a tile: codes of four bits come as vectors of even elements and of odd
-/// ones, as pairs of bf16 do.
-[[nodiscard]] constexpr std::size_t code_stride(std::size_t elements) noexcept {
-  return lane_stride<dtype::bf16>(elements);
+/// Codes in a word of 32 bits.
+[[nodiscard]] constexpr std::uint32_t codes_in_word(dtype code) noexcept {
+  return is_half_byte(code) ? 8 : 4;
 }
-/// Returns the place of an element of a vector of codes in a tile.
+/// The stride of vectors of codes in a tile: whole groups of words of N lanes.
+[[nodiscard]] constexpr std::size_t code_stride(dtype code, std::size_t elements, std::uint32_t n) noexcept {
+  const std::size_t group = std::size_t{codes_in_word(code)} * n;
+  return (elements + group - 1) / group * group;
+}
+/// Returns the place of an element of a vector of codes in a tile: as `lane_place`, all first codes of N
+/// words, then their second ones.
 [[nodiscard]] constexpr std::uint32_t code_place(dtype code, std::uint32_t element,
                                                  std::uint32_t n) noexcept {
-  return is_half_byte(code) ? lane_place<dtype::bf16>(element, n) : element;
+  const std::uint32_t words = codes_in_word(code);
+  const std::uint32_t in_group = element % (words * n);
+  return element - in_group + in_group % words * n + in_group / words;
 }
 
 /// Tokens of a tile: a plane's codes, their scales and what scales these.
@@ -61,80 +68,81 @@ struct channel_scales {
 /// Which scales a plane has.
 enum class scaling : std::uint8_t { by_vector, by_run, by_channel };
 
-/// Converts N bytes: to N floats, or to N of their lower and N of their upper halves.
+/// Converts N words of codes, in the order of `code_place`.
 template <dtype Code, unsigned N>
-LLMMEM_LANES_INLINE void widen_codes(const std::byte* from,
-                                     float_lanes<N> (&to)[is_half_byte(Code) ? 2 : 1]) noexcept {
-  typedef std::int8_t bytes __attribute__((vector_size(N)));
+LLMMEM_LANES_INLINE void load_code_words(const std::byte* from,
+                                         float_lanes<N> (&to)[codes_in_word(Code)]) noexcept {
   using words = typename lanes_of<N>::words;
   using integers = typename lanes_of<N>::integers;
   using floats = float_lanes<N>;
-  integers raw;
-#if defined(__CUDACC__)  // nvcc does not know the built-in function
-  for (unsigned i = 0; i < N; ++i)
-    raw[i] = static_cast<std::int8_t>(from[i]);
-#else
-  bytes narrow;
-  std::memcpy(&narrow, from, sizeof(narrow));
-  raw = __builtin_convertvector(narrow, integers);
-#endif
-  if constexpr (Code == dtype::int8 || Code == dtype::int4) {
+  words raw;
+  std::memcpy(&raw, from, sizeof(raw));
+  constexpr int bits = is_half_byte(Code) ? 4 : 8;
+  if constexpr (Code == dtype::fp8_e4m3) {
+    load_elements<dtype::fp8_e4m3, N>(from, to);
+  } else if constexpr (Code == dtype::fp4_e2m1) {
     LLMMEM_LANES_UNROLL
-    for (int i = 0; i < (Code == dtype::int4 ? 2 : 1); ++i) {
-      const integers code = Code == dtype::int8 ? raw : (raw << (28 - 4 * i)) >> 28;
-#if defined(__CUDACC__)
+    for (int i = 0; i < 8; ++i) {
+      const words code = raw >> (bits * i);
+      // With an exponent, the code's bits are those of a float, of another bias. Without one, 1 is added and
+      // subtracted: subnormal floats would take a processor a hundred cycles each.
+      const words is_small = reinterpret_cast<words>((code & 6U) == 0U);
+      const words size = ((code & 7U) << 22) + 0x3F00'0000U + (is_small & 0x0080'0000U);
+      const floats number =
+          reinterpret_cast<floats>(size) - reinterpret_cast<floats>(words(is_small & 0x3F80'0000U));
+      to[i] = reinterpret_cast<floats>(reinterpret_cast<words>(number) | (code & 8U) << 28);
+    }
+  } else {
+    LLMMEM_LANES_UNROLL
+    for (int i = 0; i < 32 / bits; ++i) {
+      // A signed shift repeats the sign.
+      const integers code = reinterpret_cast<integers>(raw << (32 - bits - bits * i)) >> (32 - bits);
+#if defined(__CUDACC__)  // nvcc does not know the built-in function
       for (unsigned lane = 0; lane < N; ++lane)
         to[i][lane] = static_cast<float>(code[lane]);
 #else
       to[i] = __builtin_convertvector(code, floats);
 #endif
     }
-  } else if constexpr (Code == dtype::fp8_e4m3) {
-    // A signed shift moves the exponent to its place and leaves the sign; the largest code is the NaN.
-    const words bits = reinterpret_cast<words>((raw << 24) >> 4) & 0x87F0'0000U;
-    const words nan = reinterpret_cast<words>((bits & 0x07F0'0000U) == 0x07F0'0000U) & 0x7FC0'0000U;
-    to[0] =
-        reinterpret_cast<floats>(reinterpret_cast<words>(reinterpret_cast<floats>(bits) * 0x1p120F) | nan);
-  } else {
-    static_assert(Code == dtype::fp4_e2m1);
-    LLMMEM_LANES_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const words code = reinterpret_cast<words>(raw) >> (4 * i);
-      const words bits = (code & 7U) << 22 | (code & 8U) << 28;
-      to[i] = reinterpret_cast<floats>(bits) * 0x1p126F;
-    }
   }
 }
 
-/// The scales of a token's runs, each for as many lanes as it has elements, or pairs of them.
+/// Reads a scale: of e4m3 by its bits, because vectors have several.
+LLMMEM_LANES_INLINE float load_vector_scale(dtype element, const std::byte* from) noexcept {
+  if (element != dtype::fp8_e4m3) return load_scale(element, from);
+  const auto code = static_cast<std::uint32_t>(*from);
+  if ((code & 0x7FU) == 0x7FU) return float_of_bits(0x7FC0'0000U);
+  return float_of_bits((code & 0x7FU) << 20 | (code & 0x80U) << 24) * 0x1p120F;
+}
+
+/// The scales of a token's runs, each for as many lanes as it has words.
 template <dtype Code>
 LLMMEM_LANES_INLINE void spread_runs(const coded_plane& plane, const std::byte* scales, float global,
                                      std::size_t elements, float* to) noexcept {
   const std::size_t run = std::size_t{plane.run.by()} * attention_pack;
-  const std::size_t lanes = is_half_byte(Code) ? run / 2 : run;  // a multiple of 4
+  const std::size_t lanes = run / codes_in_word(Code);
   const std::uint32_t bytes = scale_bytes_of(plane.scale);
   for (std::size_t at = 0; at < elements; at += run) {
-    const float scale = load_scale(plane.scale, scales) * global;
+    const float scale = load_vector_scale(plane.scale, scales) * global;
     scales += bytes;
-    float_lanes<4> four = float_lanes<4>{} + scale;
-    for (std::size_t i = 0; i < lanes; i += 4)
-      store_lanes<4>(four, to + i);
+    for (std::size_t i = 0; i < lanes; ++i)
+      to[i] = scale;
     to += lanes;
   }
 }
 
-/// Converts N bytes of codes from element `e` of a vector on, each times its scale.
+/// Converts N words of codes from element `e` of a vector on, each code times its scale.
 template <dtype Code, scaling Scaling, unsigned N>
 LLMMEM_LANES_INLINE void expand_group(const std::byte* from, std::size_t e, const float_lanes<N>& by_vector,
                                       const float* by_run, const channel_scales& channels,
                                       float* row) noexcept {
-  constexpr unsigned vectors = is_half_byte(Code) ? 2 : 1;
+  constexpr unsigned vectors = codes_in_word(Code);
   float_lanes<N> x[vectors];
-  widen_codes<Code, N>(from, x);
+  load_code_words<Code, N>(from, x);
+  float_lanes<N> scale = by_vector;
+  if constexpr (Scaling == scaling::by_run) load_lanes<N>(by_run + e / vectors, scale);
   LLMMEM_LANES_UNROLL
   for (unsigned i = 0; i < vectors; ++i) {
-    float_lanes<N> scale = by_vector;
-    if constexpr (Scaling == scaling::by_run) load_lanes<N>(by_run + e / vectors, scale);
     if constexpr (Scaling == scaling::by_channel) load_lanes<N>(channels.of + e + i * N, scale);
     x[i] = x[i] * scale;
     store_lanes<N>(x[i], row + e + i * N);
@@ -146,9 +154,9 @@ template <dtype Code, scaling Scaling, unsigned N>
 LLMMEM_LANES_INLINE void expand_codes(const coded_plane& plane, const code_rows& rows, const code_rows& next,
                                       std::size_t count, std::size_t elements, channel_scales& channels,
                                       vector_scratch& scratch) noexcept {
-  constexpr unsigned vectors = is_half_byte(Code) ? 2 : 1;
-  constexpr std::size_t group = vectors * N;  // elements of N bytes
-  const std::size_t stride = code_stride(elements);
+  constexpr unsigned vectors = codes_in_word(Code);
+  constexpr std::size_t group = vectors * N;
+  const std::size_t stride = code_stride(Code, elements, N);
   const std::size_t whole = elements / group * group;
   alignas(64) float by_run[vector_elements];
   for (std::size_t t = 0; t < count; ++t) {
@@ -156,7 +164,7 @@ LLMMEM_LANES_INLINE void expand_codes(const coded_plane& plane, const code_rows&
     scratch.rows[t] = reinterpret_cast<const std::byte*>(row);
     float_lanes<N> by_vector{};
     if constexpr (Scaling == scaling::by_vector) {
-      by_vector = by_vector + load_scale(plane.scale, rows.scales[t]) * rows.global[t];
+      by_vector = by_vector + load_vector_scale(plane.scale, rows.scales[t]) * rows.global[t];
     } else if constexpr (Scaling == scaling::by_run) {
       spread_runs<Code>(plane, rows.scales[t], rows.global[t], elements, by_run);
     } else if (channels.from != rows.scales[t] || channels.global != rows.global[t]) {
@@ -168,17 +176,14 @@ LLMMEM_LANES_INLINE void expand_codes(const coded_plane& plane, const code_rows&
             load_scale(plane.scale, channels.from + std::size_t{e} * bytes) * channels.global;
     }
     for (std::size_t e = 0; e < whole; e += group) {
-      __builtin_prefetch(next.codes[t] + e / vectors, 0, 2);
-      expand_group<Code, Scaling, N>(rows.codes[t] + e / vectors, e, by_vector, by_run, channels, row);
+      __builtin_prefetch(next.codes[t] + e / vectors * 4, 0, 2);
+      expand_group<Code, Scaling, N>(rows.codes[t] + e / vectors * 4, e, by_vector, by_run, channels, row);
     }
-    if (whole == stride) continue;
-    if (whole != elements) {
-      // Nothing may be read behind the last codes.
-      std::byte rest[N]{};
-      std::memcpy(rest, rows.codes[t] + whole / vectors, (elements - whole) / vectors);
-      expand_group<Code, Scaling, N>(rest, whole, by_vector, by_run, channels, row);
-    }
-    // A product with what is past the end must come to nothing; half bytes alternate between two vectors.
+    if (whole == elements) continue;
+    // Nothing may be read behind the last codes, and a product with what is past the end is nothing.
+    std::byte rest[4 * N]{};
+    std::memcpy(rest, rows.codes[t] + whole / vectors * 4, (elements - whole) / vectors * 4);
+    expand_group<Code, Scaling, N>(rest, whole, by_vector, by_run, channels, row);
     for (std::size_t e = elements; e < stride; ++e)
       row[code_place(Code, static_cast<std::uint32_t>(e), N)] = 0;
   }
@@ -307,7 +312,9 @@ class vector_codes_work {
  private:
   void begin(const attention_place& at, vector_sums& sums) const noexcept {
     const std::size_t elements = std::size_t{shape_.key_packs} * attention_pack;
-    sums.begin<dtype::bf16>(at.queries, elements, std::size_t{shape_.value_packs} * attention_pack);
+    sums.begin<dtype::f32>(at.queries, elements, std::size_t{shape_.value_packs} * attention_pack,
+                           stride_of(codes_.keys, shape_.key_packs),
+                           stride_of(codes_.values, shape_.value_packs));
     for (std::uint32_t h = 0; h < at.queries; ++h) {
       float query[vector_elements];
       for (std::uint32_t pack = 0; pack < shape_.key_packs; ++pack) {
@@ -322,10 +329,15 @@ class vector_codes_work {
     }
   }
 
+  [[nodiscard]] std::size_t stride_of(const coded_plane& plane, std::uint32_t packs) const noexcept {
+    return code_stride(plane.code, std::size_t{packs} * attention_pack, lanes_in(path_));
+  }
+
   std::uint32_t gather(const attention_place& at, std::uint32_t position, const coded_head& keys,
                        const coded_head& values, code_tile& tile) const noexcept {
-    const std::size_t elements = std::size_t{std::max(shape_.key_packs, shape_.value_packs)} * attention_pack;
-    const auto most = static_cast<std::uint32_t>(tile_tokens(code_stride(elements)));
+    const std::size_t stride =
+        std::max(stride_of(codes_.keys, shape_.key_packs), stride_of(codes_.values, shape_.value_packs));
+    const auto most = static_cast<std::uint32_t>(tile_tokens(stride));
     tile.count = 0;
     position = std::max(position, at.span.first);
     while (position < at.to && tile.count < most) {
