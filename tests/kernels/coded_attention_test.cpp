@@ -85,7 +85,7 @@ void each_output(const coded_world& of, const std::vector<std::byte>& codes,
 
 TEST_SUITE("coded_attention") {
   TEST_CASE("attention over codes of any form has the bits of attention over their dequantised floats") {
-    for (const auto seed : seeds(150, 60)) {
+    for (const auto seed : seeds(60, 40)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
       constexpr dtype types[] = {dtype::f32, dtype::bf16, dtype::f16};
@@ -123,7 +123,7 @@ TEST_SUITE("coded_attention") {
     for (const vector_path path : vector_paths) {
       if (!has_vector_path(path)) continue;
       CAPTURE(to_text(path));
-      for (const auto seed : seeds(80, 50)) {
+      for (const auto seed : seeds(25, 20)) {
         CAPTURE(seed);
         std::mt19937_64 random(seed);
         coded_world world(random);

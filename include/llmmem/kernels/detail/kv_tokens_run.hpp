@@ -231,17 +231,18 @@ result<void> move_codes(const Run& run, const Front& front, const std::array<bat
   if (element != dtype::f32 && element != dtype::bf16 && element != dtype::f16)
     return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(is_append ? layout.element : element),
                    static_cast<std::uint64_t>(is_append ? element : layout.element), of.names->who};
+  const std::uint64_t tokens = front.tokens();
   std::array<token_segment, 2> segments{};
   for (std::uint32_t p = 0; p < layout.kv_planes(); ++p) {
     segments[p].from = batch[p].from;
     segments[p].to = batch[p].to;
-    segments[p].batch_token = front.tokens() <= 1 ? 0 : batch[p].token;
+    segments[p].batch_token = tokens <= 1 ? 0 : batch[p].token;
     segments[p].batch_head = layout.heads <= 1 ? 0 : batch[p].head;
     segments[p].elements = static_cast<std::uint32_t>(layout.vector_elements(p));
   }
   const std::span<const token_segment> all = std::span(segments).first(layout.kv_planes());
   if (auto fits = check_ends<Direction>(front, of, all); !fits) return fits;
-  if (front.tokens() == 0) return {};
+  if (tokens == 0) return {};
   if (auto fits = check_batch<Direction>(of, all); !fits) return fits;
   if (auto fits = check_code_places(of.cache, of.names->cache.data); !fits) return fits;
   using work = code_tokens_work<Direction, batch_values<Front>>;
