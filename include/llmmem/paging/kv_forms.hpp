@@ -96,8 +96,8 @@ enum class scale_place : std::uint8_t {
 ///     scale_form{.group = scale_group::run, .element = dtype::fp8_e4m3, .has_global = true};
 ///     scale_form{.group = scale_group::channel, .element = dtype::f16, .numbers = 2};
 ///
-/// Everything else that a reader of the values needs (the order of nibbles, swizzled scales, a rotation, a
-/// scale for all blocks) belongs in `kv_layout::model`.
+/// Everything else that a reader of the values needs (the order of nibbles, swizzled scales, a scale for all
+/// blocks) belongs in `kv_layout::model`.
 struct scale_form {
   scale_group group = scale_group::none;
   dtype element = dtype::f32;  ///< of a scale
