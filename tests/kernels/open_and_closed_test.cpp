@@ -3,7 +3,6 @@
 #include <llmmem/kernels/kv_quantize.hpp>
 #include <llmmem/kernels/near_attention.hpp>
 #include <llmmem/kernels/open_and_closed.hpp>
-#include <llmmem/testing/grid_executor.hpp>
 
 #include <doctest/doctest.h>
 
@@ -26,7 +25,6 @@ namespace {
 using namespace llmmem;
 using namespace llmmem_tests;
 using llmmem::paging::scale_group;
-using llmmem::testing::grid_executor;
 
 struct alignas(16) sixteen_bytes {
   std::byte of[16];
@@ -240,7 +238,6 @@ TEST_SUITE("open_and_closed") {
       const growing_batch::came both = batch.attend(host_executor{}, how);
       check_near(both, batch.attend_floats(how));
       CHECK(both.flag == 0);
-      CHECK(batch.attend(grid_executor(), how) == both);
     }
   }
 

@@ -13,8 +13,10 @@
 #include <llmmem/kernels/kv_tokens.hpp>
 #include <llmmem/kernels/vector_path.hpp>
 #include <llmmem/model/dtype.hpp>
+#include <llmmem/model/fp8.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -107,12 +109,20 @@ LLMMEM_LANES_INLINE void load_code_words(const std::byte* from,
   }
 }
 
-/// Reads a scale: of e4m3 by its bits, because vectors have several.
+/// The numbers of all codes of e4m3.
+struct e4m3_table {
+  float of[256]{};
+  constexpr e4m3_table() noexcept {
+    for (std::uint32_t code = 0; code < 256; ++code)
+      of[code] = std::bit_cast<float>(f32_from_e4m3_bits(static_cast<std::uint8_t>(code)));
+  }
+};
+inline constexpr e4m3_table e4m3_numbers{};
+
+/// Reads a scale: of e4m3 from a table, because vectors have several.
 LLMMEM_LANES_INLINE float load_vector_scale(dtype element, const std::byte* from) noexcept {
-  if (element != dtype::fp8_e4m3) return load_scale(element, from);
-  const auto code = static_cast<std::uint32_t>(*from);
-  if ((code & 0x7FU) == 0x7FU) return float_of_bits(0x7FC0'0000U);
-  return float_of_bits((code & 0x7FU) << 20 | (code & 0x80U) << 24) * 0x1p120F;
+  return element == dtype::fp8_e4m3 ? e4m3_numbers.of[static_cast<std::size_t>(*from)]
+                                    : load_scale(element, from);
 }
 
 /// The scales of a token's runs, each for as many lanes as it has words.
@@ -125,7 +135,9 @@ LLMMEM_LANES_INLINE void spread_runs(const coded_plane& plane, const std::byte* 
   for (std::size_t at = 0; at < elements; at += run) {
     const float scale = load_vector_scale(plane.scale, scales) * global;
     scales += bytes;
-    for (std::size_t i = 0; i < lanes; ++i)
+    to[0] = scale;
+    if (lanes > 1) to[1] = scale;  // as most forms have it
+    for (std::size_t i = 2; i < lanes; ++i)
       to[i] = scale;
     to += lanes;
   }
@@ -224,33 +236,52 @@ struct code_sums {
   channel_scales value_channels;
 };
 
-template <unsigned N>
+/// Converts a tile's vectors of a plane: a function of each target, which keys and values share.
+using expand_function = void (*)(const coded_plane&, const code_rows&, const code_rows&, std::size_t,
+                                 std::size_t, channel_scales&, vector_scratch&) noexcept;
+
+template <unsigned N, expand_function Expand>
 LLMMEM_LANES_INLINE void attend_codes_by(const attention_codes& codes, const code_tile& tile,
                                          const code_tile& next, code_sums& of) noexcept {
   vector_scratch scratch;
   vector_sums& sums = of.sums;
   const std::size_t count = tile.count;
-  expand_plane<N>(codes.keys, tile.keys, next.keys, count, sums.key_elements, of.key_channels, scratch);
+  Expand(codes.keys, tile.keys, next.keys, count, sums.key_elements, of.key_channels, scratch);
   multiply<dtype::f32, false, N>({scratch.rows, scratch.rows}, sums, count, scratch.weights);
   for (std::size_t h = 0; h < sums.heads; ++h)
     weigh<N>(sums, h, count, scratch.weights + h * max_tile_tokens);
-  expand_plane<N>(codes.values, tile.values, next.values, count, sums.value_elements, of.value_channels,
-                  scratch);
+  Expand(codes.values, tile.values, next.values, count, sums.value_elements, of.value_channels, scratch);
   add_values<dtype::f32, false, N>({scratch.rows, scratch.rows}, scratch.weights, count, sums);
 }
 
+inline void expand_baseline(const coded_plane& plane, const code_rows& rows, const code_rows& next,
+                            std::size_t count, std::size_t elements, channel_scales& channels,
+                            vector_scratch& scratch) noexcept {
+  expand_plane<4>(plane, rows, next, count, elements, channels, scratch);
+}
 inline void attend_codes_baseline(const attention_codes& codes, const code_tile& tile, const code_tile& next,
                                   code_sums& of) noexcept {
-  attend_codes_by<4>(codes, tile, next, of);
+  attend_codes_by<4, expand_baseline>(codes, tile, next, of);
 }
 #if defined(__x86_64__)
+[[gnu::target("avx2,fma")]] inline void expand_avx2(const coded_plane& plane, const code_rows& rows,
+                                                    const code_rows& next, std::size_t count,
+                                                    std::size_t elements, channel_scales& channels,
+                                                    vector_scratch& scratch) noexcept {
+  expand_plane<8>(plane, rows, next, count, elements, channels, scratch);
+}
 [[gnu::target("avx2,fma")]] inline void attend_codes_avx2(const attention_codes& codes, const code_tile& tile,
                                                           const code_tile& next, code_sums& of) noexcept {
-  attend_codes_by<8>(codes, tile, next, of);
+  attend_codes_by<8, expand_avx2>(codes, tile, next, of);
+}
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]] inline void expand_avx512(
+    const coded_plane& plane, const code_rows& rows, const code_rows& next, std::size_t count,
+    std::size_t elements, channel_scales& channels, vector_scratch& scratch) noexcept {
+  expand_plane<16>(plane, rows, next, count, elements, channels, scratch);
 }
 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]] inline void attend_codes_avx512(
     const attention_codes& codes, const code_tile& tile, const code_tile& next, code_sums& of) noexcept {
-  attend_codes_by<16>(codes, tile, next, of);
+  attend_codes_by<16, expand_avx512>(codes, tile, next, of);
 }
 #endif
 /// Adds a tile of tokens to the sums. @param next  the tile after it, with as many pointers
