@@ -28,6 +28,26 @@ using namespace llmmem;
 using namespace llmmem_tests;
 using llmmem::testing::grid_executor;
 
+/// The tables themselves.
+struct no_lists {
+  [[nodiscard]] padded_table_view over(const padded_table_view& tables) const { return tables; }
+};
+/// Lists of tokens, one for each row.
+struct row_lists {
+  const std::vector<std::int32_t>& of_row;
+  const std::vector<std::int32_t>& listed;
+  std::int32_t stride = 0;
+
+  [[nodiscard]] token_lists<padded_table_view> over(const padded_table_view& tables) const {
+    return {.tables = tables,
+            .of_row = of_row.data(),
+            .listed = listed.data(),
+            .stride = stride,
+            .num_sequences = static_cast<std::int32_t>(of_row.size()),
+            .block_tokens = tables.block_tokens};
+  }
+};
+
 /// Whether planes of a memory aligned to 16 begin where no float can.
 bool has_odd_planes(const attention_world& world) {
   std::vector<std::byte> cache = world.cache;
@@ -37,31 +57,41 @@ bool has_odd_planes(const attention_world& world) {
   return all % 4 != 0;
 }
 
-/// Attends where a table says where planes begin.
-attended attend_by_planes(const attention_world& world) {
+/// Attends over padded tables, alone: each kind of tables compiles all kernels once more.
+template <class Run, class Lists = no_lists>
+attended attend_padded(const attention_world& world, const Run& run, bool is_by_planes = false,
+                       const Lists& lists = {}) {
   attended made{world.out, std::vector<float>(world.rows * world.query_heads(), unknown_tokens)};
-  std::vector<std::byte> workspace(world.workspace_bytes());
+  std::vector<std::byte> workspace(world.workspace_bytes(), std::byte{0xFF});
   std::vector<std::byte> cache = world.cache;
   const std::vector<std::byte*> planes = world.planes_in(cache.data());
   std::uintptr_t all = 16;
   for (std::byte* const each : planes)
     all |= reinterpret_cast<std::uintptr_t>(each);
-  world
-      .attend(host_executor{},
-              {.queries = world.queries.data(),
-               .out = made.out.data(),
-               .plane_table = planes.data(),
-               .plane_alignment = std::uint32_t{1} << std::countr_zero(all),
-               .workspace = workspace.data(),
-               .padded = world.padded.data(),
-               .seq_lens = world.tokens.data(),
-               .sequences = world.sequences.empty() ? nullptr : world.sequences.data(),
-               .lengths = world.lengths.empty() ? nullptr : world.lengths.data(),
-               .scales = {world.scales[0].data(), world.scales[1].data()},
-               .log_sum_exp = made.log_sum_exp.data(),
-               .flag = &made.flag},
-              table_form::padded)
+  kv_memory memory{cache.data(), world.blocks, world.layout};
+  if (is_by_planes)
+    memory = {nullptr, world.blocks, world.layout, planes.data(), std::uint32_t{1} << std::countr_zero(all)};
+  attention_options how = world.options;
+  if (!world.scales[0].empty()) {
+    how.scales.keys = world.scales[0].data();
+    how.scales.values = world.scales[1].data();
+  }
+  how.log_sum_exp = made.log_sum_exp.data();
+  how.out_of_range = &made.flag;
+  const padded_table_view tables{.block_table = world.padded.data(),
+                                 .seq_lens = world.tokens.data(),
+                                 .num_sequences = static_cast<std::int32_t>(world.tables.size()),
+                                 .max_blocks = world.columns,
+                                 .block_tokens = static_cast<std::int32_t>(world.layout.block_tokens)};
+  paged_attention(run, lists.over(tables),
+                  {.rows = world.rows,
+                   .sequences = world.sequences.empty() ? nullptr : world.sequences.data(),
+                   .lengths = world.lengths.empty() ? nullptr : world.lengths.data()},
+                  {world.queries.data(), world.query_strides[0], world.query_strides[1]},
+                  {made.out.data(), world.out_strides[0], world.out_strides[1]}, memory, world.layer,
+                  workspace, how)
       .value();
+  CHECK(cache == world.cache);
   return made;
 }
 
@@ -90,29 +120,28 @@ TEST_SUITE("coded_attention") {
       std::mt19937_64 random(seed);
       constexpr dtype types[] = {dtype::f32, dtype::bf16, dtype::f16};
       const coded_world world(random, types[seed % 3]);
-      const attended codes = attend(world.codes, host_executor{});
-      const attended floats = attend(world.floats, host_executor{});
+      const attended codes = attend_padded(world.codes, host_executor{});
+      const attended floats = attend_padded(world.floats, host_executor{});
       CHECK(are_rounded(world, codes.out, floats.out));
       CHECK(codes.log_sum_exp == floats.log_sum_exp);
       CHECK(codes.flag == 0);
     }
   }
 
-  TEST_CASE("a grid, tables of either form and a table of planes give the same bits") {
+  TEST_CASE("a grid, and a table of planes, give the same bits") {
     std::uint64_t by_planes = 0;
     for (const auto seed : seeds(40, 20)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
       const coded_world world(random);
-      const attended host = attend(world.codes, host_executor{});
-      CHECK(attend(world.codes, grid_executor({.blocks = 2})) == host);
-      CHECK(attend(world.codes, grid_executor(), table_form::padded) == host);
+      const attended host = attend_padded(world.codes, host_executor{});
+      CHECK(attend_padded(world.codes, grid_executor({.blocks = 2})) == host);
       // A table says one alignment for all planes: here one of bytes or of bf16 may leave less than floats
       // need.
       if (world.codes.layout.key_scales.element == dtype::f32 &&
           world.codes.layout.value_scales.element == dtype::f32 && !has_odd_planes(world.codes)) {
         ++by_planes;
-        CHECK(attend_by_planes(world.codes) == host);
+        CHECK(attend_padded(world.codes, host_executor{}, true) == host);
       }
     }
     CHECK(by_planes > 0);
@@ -127,10 +156,9 @@ TEST_SUITE("coded_attention") {
         CAPTURE(seed);
         std::mt19937_64 random(seed);
         coded_world world(random);
-        const attended floats = attend(world.floats, host_executor{});
+        const attended floats = attend_padded(world.floats, host_executor{});
         world.codes.options.arithmetic = attention_arithmetic::host_vectors;
-        const attended codes = attend(world.codes, host_vector_executor(path));
-        CHECK(attend(world.codes, host_vector_executor(path), table_form::padded) == codes);
+        const attended codes = attend_padded(world.codes, host_vector_executor(path));
         for (std::size_t i = 0; i < floats.log_sum_exp.size(); ++i) {
           const float a = codes.log_sum_exp[i];
           const float b = floats.log_sum_exp[i];
@@ -168,11 +196,11 @@ TEST_SUITE("coded_attention") {
         }
       }
       world.dequantize();
-      const attended codes = attend(world.codes, host_executor{});
-      const attended floats = attend(world.floats, host_executor{});
+      const attended codes = attend_padded(world.codes, host_executor{});
+      const attended floats = attend_padded(world.floats, host_executor{});
       CHECK(are_rounded(world, codes.out, floats.out));
       world.codes.options.arithmetic = attention_arithmetic::host_vectors;
-      const attended vectors = attend(world.codes, host_vector_executor());
+      const attended vectors = attend_padded(world.codes, host_vector_executor());
       each_output(world, vectors.out, floats.out,
                   [&](float a, float b) { CHECK(std::isnan(a) == std::isnan(b)); });
     }
@@ -182,7 +210,7 @@ TEST_SUITE("coded_attention") {
     std::mt19937_64 random(3);
     coded_world world(random);
     world.codes.options.arithmetic = attention_arithmetic::tensor_cores;
-    CHECK_THROWS_WITH_AS(static_cast<void>(attend(world.codes, host_executor{})),
+    CHECK_THROWS_WITH_AS(static_cast<void>(attend_padded(world.codes, host_executor{})),
                          "paged_attention: cache.layout: tensor cores multiply elements without scales, but "
                          "the layout has scales; choose attention_arithmetic::reproducible, or host_vectors "
                          "with a host_vector_executor",
@@ -213,28 +241,7 @@ TEST_SUITE("coded_attention") {
         of.options.window = 0;
         of.lengths.clear();
         of.sequences.clear();
-        const struct {
-          const std::vector<std::int32_t>& of_row;
-          const std::vector<std::int32_t>& listed;
-          token_lists<padded_table_view> lists_over(const padded_table_view& tables) const {
-            return {.tables = tables,
-                    .of_row = of_row.data(),
-                    .listed = listed.data(),
-                    .stride = stride_of,
-                    .num_sequences = static_cast<std::int32_t>(of_row.size()),
-                    .block_tokens = tables.block_tokens};
-          }
-          token_lists<csr_table_view> lists_over(const csr_table_view& tables) const {
-            return {.tables = tables,
-                    .of_row = of_row.data(),
-                    .listed = listed.data(),
-                    .stride = stride_of,
-                    .num_sequences = static_cast<std::int32_t>(of_row.size()),
-                    .block_tokens = tables.block_tokens};
-          }
-          std::int32_t stride_of;
-        } lists{of_row, listed, stride};
-        return attend_listed(of, lists, host_executor{}, table_form::padded);
+        return attend_padded(of, host_executor{}, false, row_lists{of_row, listed, stride});
       };
       const attended codes = listed_by(world.codes);
       const attended floats = listed_by(world.floats);

@@ -135,7 +135,11 @@ struct growing_batch {
     how.log_sum_exp = made.log_sum_exp.data();
     how.out_of_range = &made.flag;
     std::vector<sixteen_bytes> workspace(attention_workspace_bytes(5, floats, how) / 16 + 1);
-    paged_attention(host_executor{}, tables(), rows(), asked(), output(made.out), all_view(), 1,
+    // As closed blocks, all of them: the same kernels need not be compiled for other tables.
+    const std::vector<std::int32_t> all_closed(tokens.size(), columns);
+    const closed_blocks_view<padded_table_view> whole{tables(), all_closed.data(), tables().num_sequences,
+                                                      tables().block_tokens};
+    paged_attention(host_executor{}, whole, rows(), asked(), output(made.out), all_view(), 1,
                     {bytes_of_words(workspace), workspace.size() * 16}, how)
         .value();
     return made;
