@@ -137,8 +137,7 @@ struct growing_batch {
     std::vector<sixteen_bytes> workspace(attention_workspace_bytes(5, floats, how) / 16 + 1);
     // As closed blocks, all of them: the same kernels need not be compiled for other tables.
     const std::vector<std::int32_t> all_closed(tokens.size(), columns);
-    const closed_blocks_view<padded_table_view> whole{tables(), all_closed.data(), tables().num_sequences,
-                                                      tables().block_tokens};
+    const auto whole = open_and_closed_tables(tables(), open_tables(), all_closed.data()).closed();
     paged_attention(host_executor{}, whole, rows(), asked(), output(made.out), all_view(), 1,
                     {bytes_of_words(workspace), workspace.size() * 16}, how)
         .value();

@@ -21,51 +21,21 @@
 namespace llmmem {
 inline namespace v0 {
 
-/// The closed blocks of sequences, as tables for attention: it reads the first `closed_blocks` blocks of
-/// each, and no token after them. Trivially copyable; pointers are of memory that `run` can access.
-template <class Tables>
-  requires bounded_table<Tables> && counted_tables<Tables>
-struct closed_blocks_view {
-  Tables tables{};
+/// The closed or the open blocks of sequences, as tables for attention, which reads no token of the others.
+/// One type for both, so that kernels are compiled once where `Tables` and `Blocks` are the same. Trivially
+/// copyable; pointers are of memory that `run` can access.
+///
+/// - Closed: the first `closed_blocks` blocks of each sequence, which `blocks` names from its entry 0 on.
+/// - Open: those after them, which `blocks` names from its entry 0 on, too.
+template <class Tables, class Blocks>
+  requires bounded_table<Tables> && counted_tables<Tables> && bounded_table<Blocks>
+struct open_or_closed_view {
+  Tables tables{};                              ///< how many tokens a sequence has
+  Blocks blocks{};                              ///< which blocks it has
   const std::int32_t* closed_blocks = nullptr;  ///< [num_sequences]
   std::int32_t num_sequences = 0;
   std::int32_t block_tokens = 0;
-
-  [[nodiscard]] LLMMEM_HD std::int64_t tokens(std::int32_t sequence) const noexcept {
-    return tables.tokens(sequence);
-  }
-  [[nodiscard]] LLMMEM_HD std::uint64_t first_token(std::int32_t /*sequence*/) const noexcept { return 0; }
-  [[nodiscard]] LLMMEM_HD std::uint64_t end_token(std::int32_t sequence) const noexcept {
-    const std::int32_t closed = closed_blocks[sequence];
-    return closed < 0 ? 0 : static_cast<std::uint64_t>(closed) * static_cast<std::uint64_t>(block_tokens);
-  }
-  /// Returns the name of a required pointer that is null; null if none is.
-  [[nodiscard]] const char* missing() const noexcept {
-    if (num_sequences <= 0) return nullptr;
-    return closed_blocks == nullptr ? "tables.closed_blocks" : detail::missing_table(tables);
-  }
-};
-template <class Tables>
-[[nodiscard]] LLMMEM_HD inline std::uint64_t blocks_in(const closed_blocks_view<Tables>& view,
-                                                       std::int32_t i) noexcept {
-  return blocks_in(view.tables, i);
-}
-template <class Tables>
-[[nodiscard]] LLMMEM_HD inline std::int32_t block_in(const closed_blocks_view<Tables>& view, std::int32_t i,
-                                                     std::uint64_t index) noexcept {
-  return block_in(view.tables, i, index);
-}
-
-/// The open blocks of sequences, as tables for attention: entry 0 of a sequence in `open` is the block after
-/// its `closed_blocks` first ones. `tables` says how many tokens a sequence has; its blocks are not read.
-template <class Tables, class Open>
-  requires bounded_table<Tables> && counted_tables<Tables> && bounded_table<Open>
-struct open_blocks_view {
-  Tables tables{};
-  Open open{};
-  const std::int32_t* closed_blocks = nullptr;  ///< [num_sequences]
-  std::int32_t num_sequences = 0;
-  std::int32_t block_tokens = 0;
+  bool is_open = false;
 
   [[nodiscard]] LLMMEM_HD std::int64_t tokens(std::int32_t sequence) const noexcept {
     return tables.tokens(sequence);
@@ -74,35 +44,38 @@ struct open_blocks_view {
     const std::int32_t closed = closed_blocks[sequence];
     return closed < 0 ? 0 : static_cast<std::uint64_t>(closed);
   }
-  [[nodiscard]] LLMMEM_HD std::uint64_t first_token(std::int32_t sequence) const noexcept {
-    return closed_of(sequence) * static_cast<std::uint64_t>(block_tokens);
+  /// Blocks before the first entry of `blocks`.
+  [[nodiscard]] LLMMEM_HD std::uint64_t before(std::int32_t sequence) const noexcept {
+    return is_open ? closed_of(sequence) : 0;
   }
-  [[nodiscard]] LLMMEM_HD std::uint64_t end_token(std::int32_t /*sequence*/) const noexcept {
-    return ~std::uint64_t{0};
+  [[nodiscard]] LLMMEM_HD std::uint64_t first_token(std::int32_t sequence) const noexcept {
+    return before(sequence) * static_cast<std::uint64_t>(block_tokens);
+  }
+  [[nodiscard]] LLMMEM_HD std::uint64_t end_token(std::int32_t sequence) const noexcept {
+    return is_open ? ~std::uint64_t{0} : closed_of(sequence) * static_cast<std::uint64_t>(block_tokens);
   }
   /// Returns the name of a required pointer that is null; null if none is.
   [[nodiscard]] const char* missing() const noexcept {
     if (num_sequences <= 0) return nullptr;
-    return closed_blocks == nullptr ? "tables.closed_blocks" : detail::missing_table(open);
+    return closed_blocks == nullptr ? "tables.closed_blocks" : detail::missing_table(blocks);
   }
 };
-template <class Tables, class Open>
-[[nodiscard]] LLMMEM_HD inline std::uint64_t blocks_in(const open_blocks_view<Tables, Open>& view,
+template <class Tables, class Blocks>
+[[nodiscard]] LLMMEM_HD inline std::uint64_t blocks_in(const open_or_closed_view<Tables, Blocks>& view,
                                                        std::int32_t i) noexcept {
-  return view.closed_of(i) + blocks_in(view.open, i);
+  return view.before(i) + blocks_in(view.blocks, i);
 }
-template <class Tables, class Open>
-[[nodiscard]] LLMMEM_HD inline std::int32_t block_in(const open_blocks_view<Tables, Open>& view,
+template <class Tables, class Blocks>
+[[nodiscard]] LLMMEM_HD inline std::int32_t block_in(const open_or_closed_view<Tables, Blocks>& view,
                                                      std::int32_t i, std::uint64_t index) noexcept {
-  const std::uint64_t closed = view.closed_of(i);
-  return index < closed ? -1 : block_in(view.open, i, index - closed);
+  const std::uint64_t before = view.before(i);
+  return index < before ? -1 : block_in(view.blocks, i, index - before);
 }
 
 /// Sequences whose first blocks are closed, in a cache in codes, and whose other blocks are open, in a pool.
 ///
-/// - `tables` are those of the whole sequences, as an allocator writes them: of a closed block the entry
-/// names
-///   a block of the cache; the entries of open blocks are not read.
+/// - `tables` are those of the whole sequences, as an allocator writes them: a closed block's entry names a
+///   block of the cache; the entries of open blocks are not read.
 /// - `open` names the open blocks of each sequence, in the pool: usually one
 ///   (`padded_table_view{.block_table = open_of, .num_sequences = n, .max_blocks = 1, .block_tokens = b}`),
 ///   or more if several are written before they are closed.
@@ -117,11 +90,11 @@ struct open_and_closed_tables {
   Open open{};
   const std::int32_t* closed_blocks = nullptr;  ///< [num_sequences], in the executor's memory
 
-  [[nodiscard]] closed_blocks_view<Tables> closed() const noexcept {
-    return {tables, closed_blocks, tables.num_sequences, tables.block_tokens};
+  [[nodiscard]] open_or_closed_view<Tables, Tables> closed() const noexcept {
+    return {tables, tables, closed_blocks, tables.num_sequences, tables.block_tokens, false};
   }
-  [[nodiscard]] open_blocks_view<Tables, Open> opened() const noexcept {
-    return {tables, open, closed_blocks, tables.num_sequences, tables.block_tokens};
+  [[nodiscard]] open_or_closed_view<Tables, Open> opened() const noexcept {
+    return {tables, open, closed_blocks, tables.num_sequences, tables.block_tokens, true};
   }
 };
 /// Deduces both kinds of tables.
