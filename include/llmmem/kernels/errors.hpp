@@ -45,7 +45,7 @@ namespace detail {
     case 6:
       return "the kernel writes single tokens, but a scale by channel is known only when its block is full; "
              "append to an open block in bf16 or f32, and close it by quantize_kv_blocks";
-    case 7:
+    case 9:
       return "tensor cores multiply elements without scales, but the layout has scales; choose "
              "attention_arithmetic::reproducible, or host_vectors with a host_vector_executor";
     case 8:
@@ -90,7 +90,7 @@ inline constexpr std::array kernels_errors{
                .name = "unsupported_layout",
                .index =
                    "what of the layout: 0 planes, 1 value_element, 2 rotary_dim, 3 part.cp_size, 4 and 5 "
-                   "scales, 6 scales by channel, 7 scales for tensor cores, 8 a rotation",
+                   "scales, 6 scales by channel, 8 a rotation, 9 scales for tensor cores",
                .wanted = "what the kernel takes",
                .found = "what the layout says",
                .sentence_for = unsupported_layout_sentence},
@@ -111,8 +111,8 @@ inline constexpr error_code lanes_differ = detail::code_of<89>(detail::kernels_e
 /// 8.0, found = the one that it was compiled for.
 inline constexpr error_code no_device_code = detail::code_of<91>(detail::kernels_errors);
 /// A kernel does not support caches of that layout: index = the part of it, 0 its planes, 1 `value_element`,
-/// 2 `rotary_dim`, 3 `part.cp_size`, 4 and 5 its scales, 6 scales by channel, 7 scales for tensor cores, 8
-/// `is_rotated`; wanted = what the kernel supports, found = what the layout
+/// 2 `rotary_dim`, 3 `part.cp_size`, 4 and 5 its scales, 6 scales by channel, 8 `is_rotated`,
+/// 9 scales for tensor cores; wanted = what the kernel supports, found = what the layout
 /// says.
 inline constexpr error_code unsupported_layout = detail::code_of<92>(detail::kernels_errors);
 

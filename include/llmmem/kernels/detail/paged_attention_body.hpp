@@ -69,7 +69,7 @@ struct attention_request {
 
 /// Checks the further requirements of tensor cores.
 [[nodiscard]] inline result<void> check_tensor_cores(const kv_layout& layout) noexcept {
-  if (has_codes(layout)) return failure{errc::unsupported_layout, 7, 0, 0, "paged_attention: cache.layout"};
+  if (has_codes(layout)) return failure{errc::unsupported_layout, 9, 0, 0, "paged_attention: cache.layout"};
   if (layout.element == dtype::f32)
     return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(dtype::f16),
                    static_cast<std::uint64_t>(layout.element),
