@@ -1,6 +1,6 @@
 // Attention on the host, on one core, as a share of what the core can do at most.
 //
-//   attend/<cache's type>/<query heads for each of the cache's>/<path>
+//   attend/<cache's type or named form>/<query heads for each of the cache's>/<path>
 //                  8 sequences over a cache of LLMMEM_BENCH_ATTENTION_MIB (256) with 8 heads of 128, in
 //                  blocks of 16 tokens in random order
 //   reproducible   the same by the executor whose bits are those of a device
@@ -12,6 +12,7 @@
 #include <llmmem/kernels/host_vector_executor.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/paging/block_table.hpp>
+#include <llmmem/paging/named_forms.hpp>
 
 #include <benchmark/benchmark.h>
 
@@ -128,14 +129,37 @@ double read_rate(const cache_memory& cache) {
          });
 }
 
-void attend(benchmark::State& state, dtype element, std::uint32_t group, attention_arithmetic arithmetic,
-            vector_path path) {
+/// Scales of 1/64, because random ones would be subnormal, which costs a processor a hundred cycles each.
+void set_scales(const cache_memory& memory, const kv_layout& layout, std::uint64_t blocks) {
+  using enum paging::plane_role;
+  for (std::uint32_t p = 2; p < layout.planes(); ++p) {
+    const plane_strides strides = layout.strides(p, blocks);
+    const dtype element = layout.element_of(p);
+    const bool is_global = layout.role_of(p) == key_global || layout.role_of(p) == value_global;
+    const std::uint32_t bits = is_global                ? 0x3F80'0000U
+                               : element == dtype::f32  ? 0x3C80'0000U
+                               : element == dtype::bf16 ? 0x3C80U
+                                                        : 0x08U;
+    const std::uint64_t size = bits_of(element) / 8;
+    for (std::uint64_t block = 0; block < blocks; ++block) {
+      for (std::uint32_t token = 0; token < layout.tokens_of(p); ++token) {
+        for (std::uint32_t head = 0; head < layout.heads_of(p); ++head) {
+          std::byte* const at = memory.at.get() + strides.offset(0, block, token, head);
+          for (std::uint64_t i = 0; i < layout.vector_elements(p); ++i)
+            std::memcpy(at + i * size, &bits, size);
+        }
+      }
+    }
+  }
+}
+
+void attend(benchmark::State& state, const kv_layout& layout, std::uint32_t group,
+            attention_arithmetic arithmetic, vector_path path) {
   static const cache_memory memory(cache_bytes());
   const double read = read_rate(memory);
   const double products = arithmetic_of(path);
-  const kv_layout layout{
-      .layers = 1, .heads = heads, .head_dim = head_dim, .block_tokens = 16, .element = element};
   const std::uint64_t blocks = cache_bytes() / layout.block_bytes();
+  set_scales(memory, layout, blocks);
   std::vector<std::int32_t> table(blocks);
   std::iota(table.begin(), table.end(), 0);
   std::shuffle(table.begin(), table.end(), std::mt19937_64(2));
@@ -169,6 +193,10 @@ void attend(benchmark::State& state, dtype element, std::uint32_t group, attenti
   state.counters["of_limit"] = rate(bytes / limit);
 }
 
+constexpr kv_layout shape_of(dtype element) {
+  return {.layers = 1, .heads = heads, .head_dim = head_dim, .block_tokens = 16, .element = element};
+}
+
 const bool are_registered = [] {
   for (const dtype element : {dtype::f32, dtype::bf16, dtype::f16, dtype::fp8_e4m3}) {
     for (const std::uint32_t group : {1U, 4U, 8U, 16U}) {
@@ -176,12 +204,24 @@ const bool are_registered = [] {
         if (!has_vector_path(path)) continue;
         const std::string name =
             "attend/" + std::string(name_of(element)) + "/" + std::to_string(group) + "/" + to_text(path);
-        benchmark::RegisterBenchmark(name.c_str(), attend, element, group, attention_arithmetic::host_vectors,
-                                     path);
+        benchmark::RegisterBenchmark(name.c_str(), attend, shape_of(element), group,
+                                     attention_arithmetic::host_vectors, path);
       }
     }
   }
-  benchmark::RegisterBenchmark("reproducible/bf16/8", attend, dtype::bf16, 8U,
+  for (std::uint32_t i = 0; i < paging::named_form_count; ++i) {
+    const auto form = static_cast<paging::named_form>(i);
+    for (const std::uint32_t group : {1U, 8U}) {
+      for (const vector_path path : vector_paths) {
+        if (!has_vector_path(path)) continue;
+        const std::string name = "attend/" + std::string(paging::name_of(form)) + "/" +
+                                 std::to_string(group) + "/" + to_text(path);
+        benchmark::RegisterBenchmark(name.c_str(), attend, paging::in_form(shape_of(dtype::bf16), form),
+                                     group, attention_arithmetic::host_vectors, path);
+      }
+    }
+  }
+  benchmark::RegisterBenchmark("reproducible/bf16/8", attend, shape_of(dtype::bf16), 8U,
                                attention_arithmetic::reproducible, vector_path::baseline);
   return true;
 }();

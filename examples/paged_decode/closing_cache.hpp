@@ -8,6 +8,7 @@
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
 #include <llmmem/kernels/kv_quantize.hpp>
+#include <llmmem/kernels/open_and_closed.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/paged_allocator.hpp>
 #include <llmmem/paging/block_table.hpp>
@@ -156,12 +157,12 @@ class closing_cache {
     std::vector<std::int64_t> slots{};      // of all rows; -1: belongs to another round
     std::vector<std::int32_t> sequences{};  // of all rows, the same
     std::vector<std::int32_t> lengths{};    // of all rows
-    std::vector<std::int32_t> indptr{0};    // tables of scratch blocks
+    std::vector<std::int32_t> indptr{0};    // tables of all sequences
     std::vector<std::int32_t> indices{};
     std::vector<std::int32_t> last{};
-    std::vector<llmmem::block_pair> closed{};  // to scratch
-    std::vector<llmmem::block_pair> open{};    // to scratch
-    std::vector<llmmem::block_pair> full{};    // to close
+    std::vector<std::int32_t> open{};        // the open block of each sequence
+    std::vector<std::int32_t> closed{};      // how many of its first blocks are closed
+    std::vector<llmmem::block_pair> full{};  // to close
   };
 
   [[nodiscard]] static llmmem::kv_layout open_layout(const model_config& config, const paged_config& how) {
@@ -191,7 +192,6 @@ class closing_cache {
   [[nodiscard]] step step_of(std::uint64_t round, bool& is_any_left) const {
     const std::uint64_t size = how_.block_tokens;
     step out;
-    std::int64_t scratch = 0;
     for (std::size_t i = 0; i < grown_.size(); ++i) {
       const growing& each = grown_[i];
       const std::uint64_t block = each.before / size + round;
@@ -209,18 +209,13 @@ class closing_cache {
         out.lengths.push_back(static_cast<std::int32_t>(at + 1));
       }
       const std::uint64_t here = std::min(end, (block + 1) * size);
-      for (std::uint64_t b = 0; is_in_round && b <= block; ++b, ++scratch) {
-        out.indices.push_back(static_cast<std::int32_t>(scratch));
-        if (b == block) {
-          out.open.push_back({open_of_.at(each.of.slot), scratch});
-        } else {
-          out.closed.push_back({each.blocks[b], scratch});
-        }
-      }
+      out.open.push_back(static_cast<std::int32_t>(open_of_.at(each.of.slot)));
+      out.closed.push_back(static_cast<std::int32_t>(block));
+      out.indices.insert(out.indices.end(), each.blocks.begin(), each.blocks.end());
+      out.indptr.push_back(static_cast<std::int32_t>(out.indices.size()));
+      out.last.push_back(static_cast<std::int32_t>((end - 1) % size + 1));
       if (is_in_round && here % size == 0)
         out.full.push_back({open_of_.at(each.of.slot), each.blocks[block]});
-      out.indptr.push_back(static_cast<std::int32_t>(out.indices.size()));
-      out.last.push_back(is_in_round ? static_cast<std::int32_t>((here - 1) % size + 1) : 0);
     }
     return out;
   }
@@ -233,38 +228,44 @@ class closing_cache {
         .value();
   }
 
-  /// Converts closed blocks to bf16, next to the open ones, because attention reads no codes.
+  /// To closed blocks in their codes, and to open ones.
   void attend_rows(std::uint32_t layer, const projected& in, const step& now, rows_of_floats& out) {
-    if (scratch_.blocks < now.indices.size()) scratch_ = blocks_of(open_.layout, now.indices.size());
-    const llmmem::host_executor run{};
-    const llmmem::block_copy_options this_layer{.layers = {layer, 1}};
-    llmmem::dequantize_kv_blocks(run, scratch_.view(), closed_.view(), now.closed, this_layer).value();
-    llmmem::copy_kv_blocks(run, scratch_.view(), open_.view(), now.open, this_layer).value();
     const llmmem::csr_table_view tables{now.indptr.data(), now.indices.data(), now.last.data(),
                                         static_cast<std::int32_t>(grown_.size()),
                                         static_cast<std::int32_t>(how_.block_tokens)};
+    const llmmem::padded_table_view open{.block_table = now.open.data(),
+                                         .num_sequences = tables.num_sequences,
+                                         .max_blocks = 1,
+                                         .block_tokens = tables.block_tokens};
     const llmmem::attention_options options = attention_of(config_, layer, how_.most_tokens);
     const std::size_t rows = in.queries.rows();
-    workspace_.resize(llmmem::attention_workspace_bytes(rows, open_.layout, options) / sizeof(float) + 1);
+    const std::uint64_t bytes = llmmem::open_and_closed_workspace_bytes(rows, closed_.layout, options);
+    workspace_.resize(bytes / sizeof(chunk) + 1);
     const std::uint64_t vector = config_.head_dim * sizeof(float);
     const std::uint64_t row = config_.query_elements() * sizeof(float);
-    llmmem::paged_attention(run, tables, {rows, now.sequences.data(), now.lengths.data()},
-                            {std::as_bytes(in.queries.all()).data(), row, vector},
-                            {std::as_writable_bytes(out.all()).data(), row, vector}, scratch_.view(), layer,
-                            std::as_writable_bytes(std::span(workspace_)), options)
+    llmmem::attend_open_and_closed(
+        llmmem::host_executor{}, llmmem::open_and_closed_tables(tables, open, now.closed.data()),
+        {rows, now.sequences.data(), now.lengths.data()},
+        {std::as_bytes(in.queries.all()).data(), row, vector},
+        {std::as_writable_bytes(out.all()).data(), row, vector}, closed_.view(), open_.view(), layer,
+        std::as_writable_bytes(std::span(workspace_)), options)
         .value();
   }
+
+  /// Floats of a workspace, aligned as kernels require.
+  struct alignas(16) chunk {
+    float of[4];
+  };
 
   model_config config_;
   paged_config how_;
   decode_allocator allocator_;
   blocks_of closed_;
   blocks_of open_;
-  blocks_of scratch_{open_.layout, 1};
   std::vector<std::int64_t> free_{};                 // open blocks
   std::map<std::uint32_t, std::int64_t> open_of_{};  // by the slot of a living sequence
   std::vector<growing> grown_{};                     // of this step
-  std::vector<float> workspace_{};
+  std::vector<chunk> workspace_{};
 };
 static_assert(kv_cache<closing_cache>);
 

@@ -15,7 +15,18 @@
 namespace paged_decode {
 
 /// The form in which a cache keeps keys and values.
-enum class kv_form : std::uint8_t { f32, bf16, fp8, int8, int4_by_token, int8_by_channel, int4_by_channel };
+enum class kv_form : std::uint8_t {
+  f32,
+  bf16,
+  fp8,
+  int8,
+  int4_by_token,
+  int8_by_channel,
+  int4_by_channel,
+  k8v4,
+  nvfp4,
+  int4_rotated
+};
 
 /// The growth of a sequence in a step: a chunk of its prompt, a token, or a token and drafts after it.
 template <class Sequence>

@@ -13,11 +13,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "paged_decode/attention_shares.hpp"
@@ -98,12 +96,8 @@ class paged_cache {
     const float* const keys = place_->template put<float>(keys_, in.keys.all());
     const float* const values = place_->template put<float>(values_, in.values.all());
     const float* const queries = place_->template put<float>(queries_, in.queries.all());
-    const attended_cache cache = std::visit(
-        [&](auto& store) {
-          store.append(step_, keys, values, layer);
-          return store.attended(step_, layer);
-        },
-        store_);
+    store_.append(step_, keys, values, layer);
+    const attended_cache cache = store_.attended(step_, layer);
     llmmem::attention_options options = attention_of(config_, layer, how_.most_tokens);
     options.scales = cache.scales;
     const std::size_t rows = in.queries.rows();
@@ -131,39 +125,23 @@ class paged_cache {
 
   /// Bytes of keys and values in all layers, including scales.
   [[nodiscard]] std::uint64_t bytes_per_token() const {
-    std::uint64_t bytes = 0;
-    with_store([&](const auto& store) {
-      for (const llmmem::kv_memory& each : store.memories())
-        bytes += each.layout.block_bytes();
-    });
-    return bytes / how_.block_tokens;
+    return store_.memories()[0].layout.block_bytes() / how_.block_tokens;
   }
 
   [[nodiscard]] const paged_counts& counts() const noexcept { return counts_; }
   [[nodiscard]] const decode_allocator& allocator() const noexcept { return allocator_; }
   [[nodiscard]] decode_allocator& allocator() noexcept { return allocator_; }
-  /// Calls `f` with the store of keys and values.
-  template <class F>
-  decltype(auto) with_store(F&& f) const {
-    return std::visit(std::forward<F>(f), store_);
-  }
+  [[nodiscard]] const element_store<Place>& store() const noexcept { return store_; }
 
  private:
-  using any_store = std::variant<element_store<Place>, group_store<Place>>;
-
-  [[nodiscard]] any_store store_of(Place& place) const {
-    const llmmem::kv_layout layout{.layers = config_.layers,
-                                   .heads = config_.kv_heads,
-                                   .head_dim = config_.head_dim,
-                                   .block_tokens = how_.block_tokens,
-                                   .element = element_of_form(how_.form),
-                                   .heads_in_block = how_.heads_in_block,
-                                   .order = how_.order};
-    if (is_grouped(how_.form)) {
-      return group_store<Place>(place, layout, allocator_.physical_blocks(),
-                                group_elements(how_.form, config_.head_dim));
-    }
-    return element_store<Place>(place, layout, allocator_.physical_blocks());
+  [[nodiscard]] element_store<Place> store_of(Place& place) const {
+    const llmmem::kv_layout shape{.layers = config_.layers,
+                                  .heads = config_.kv_heads,
+                                  .head_dim = config_.head_dim,
+                                  .block_tokens = how_.block_tokens,
+                                  .heads_in_block = how_.heads_in_block,
+                                  .order = how_.order};
+    return element_store<Place>(place, layout_of_form(shape, how_.form), allocator_.physical_blocks());
   }
 
   /// Takes all blocks and returns them in a random order, so that the cache later hands them out in another
@@ -187,14 +165,14 @@ class paged_cache {
       if (each.copy) pairs.push_back(llmmem::pair_of(each.copy));
     }
     counts_.copies_on_write += pairs.size();
-    std::visit([&](auto& store) { store.copy(pairs); }, store_);
+    store_.copy(pairs);
   }
 
   /// Slots, tables and lengths for the place's kernels.
   void put_tables(std::span<const grown<sequence>> batch, std::span<const llmmem::append_result> added) {
     std::vector<sequence> all;
     std::vector<std::int64_t> slots;
-    std::vector<std::int32_t> sequences, lengths, cu_seq_lens{0};
+    std::vector<std::int32_t> sequences, lengths;
     for (std::size_t i = 0; i < batch.size(); ++i) {
       all.push_back(batch[i].sequence);
       const std::uint64_t tokens = allocator_.tokens(all[i]);
@@ -205,37 +183,31 @@ class paged_cache {
         sequences.push_back(static_cast<std::int32_t>(i));
         lengths.push_back(static_cast<std::int32_t>(at + 1));  // a draft attends to nothing after itself
       }
-      cu_seq_lens.push_back(cu_seq_lens.back() + static_cast<std::int32_t>(tokens));
     }
     const llmmem::table_extent extent = llmmem::measure_tables(allocator_, all).value();
     std::vector<std::int32_t> indptr(all.size() + 1), indices(extent.indices), last(all.size());
     const auto blocks = llmmem::write_csr(allocator_, all, {indptr, indices, last}).value();
-    std::vector<std::int32_t> each_token(static_cast<std::size_t>(cu_seq_lens.back()));
-    std::iota(each_token.begin(), each_token.end(), 0);
-    const std::vector<std::int32_t> last_of_one(all.size(), 1);
     const auto put = [&](std::size_t which, const std::vector<std::int32_t>& from) {
       return place_->template put<std::int32_t>(tables_[which], from);
     };
     step_ = {
         .rows = slots.size(),
         .slots = {place_->template put<std::int64_t>(slots_, slots), slots.size()},
-        .blocks = {put(0, indptr), put(1, indices), put(2, last), blocks.num_sequences, blocks.block_tokens},
-        .tokens = {put(3, cu_seq_lens), put(4, each_token), put(5, last_of_one), blocks.num_sequences, 1},
-        .all_tokens = each_token.size()};
-    sequences_of_rows_ = put(6, sequences);
-    lengths_of_rows_ = put(7, lengths);
+        .blocks = {put(0, indptr), put(1, indices), put(2, last), blocks.num_sequences, blocks.block_tokens}};
+    sequences_of_rows_ = put(3, sequences);
+    lengths_of_rows_ = put(4, lengths);
   }
 
   model_config config_;
   paged_config how_;
   Place* place_;
   decode_allocator allocator_;
-  any_store store_;
+  element_store<Place> store_;
   paged_counts counts_{};
   step_tables step_{};
   const std::int32_t* sequences_of_rows_ = nullptr;
   const std::int32_t* lengths_of_rows_ = nullptr;
-  typename Place::memory tables_[8]{};
+  typename Place::memory tables_[5]{};
   typename Place::memory slots_{};
   typename Place::memory keys_{};
   typename Place::memory values_{};

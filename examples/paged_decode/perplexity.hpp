@@ -171,6 +171,16 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
                     .cache = std::make_unique<paged_cache<host_place>>(of.config(), cache, place)});
     runs.back().found.bytes_per_token = runs.back().cache->bytes_per_token();
   }
+  for (const kv_form form : further_forms) {
+    if (of.config().head_dim % int8_group != 0) {
+      out.left_out.push_back(form);
+      continue;
+    }
+    cache.form = form;
+    runs.push_back({.found = {.form = form},
+                    .cache = std::make_unique<paged_cache<host_place>>(of.config(), cache, place)});
+    runs.back().found.bytes_per_token = runs.back().cache->bytes_per_token();
+  }
   for (const kv_form form : closing_forms) {
     cache.form = form;
     runs.push_back({.found = {.form = form}, .closing = std::make_unique<closing_cache>(of.config(), cache)});

@@ -7,6 +7,8 @@
 #include <llmmem/kernels/host_executor.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
 #include <llmmem/model/dtype.hpp>
+#include <llmmem/paging/kv_layout.hpp>
+#include <llmmem/paging/named_forms.hpp>
 
 #include <array>
 #include <cstddef>
@@ -26,17 +28,21 @@ inline constexpr std::array<kv_form, 5> all_forms{kv_form::f32, kv_form::bf16, k
 /// Keys by channel over a block's tokens, values by token and head: of `closing_cache`.
 inline constexpr std::array<kv_form, 2> closing_forms{kv_form::int8_by_channel, kv_form::int4_by_channel};
 
+/// Of `paged_cache` too, whose quality `--weights` compares.
+inline constexpr std::array<kv_form, 3> further_forms{kv_form::k8v4, kv_form::nvfp4, kv_form::int4_rotated};
+
 [[nodiscard]] constexpr std::string_view name_of(kv_form form) noexcept {
-  constexpr std::array<std::string_view, all_forms.size() + closing_forms.size()> names{
-      "f32", "bf16", "fp8", "int8", "int4_by_token", "int8_by_channel", "int4_by_channel"};
+  constexpr std::array<std::string_view, all_forms.size() + closing_forms.size() + further_forms.size()>
+      names{"f32",  "bf16",  "fp8",         "int8", "int4_by_token", "int8_by_channel", "int4_by_channel",
+            "k8v4", "nvfp4", "int4_rotated"};
   return names[static_cast<std::size_t>(form)];
 }
 
 [[nodiscard]] constexpr llmmem::dtype element_of_form(kv_form form) noexcept {
   using llmmem::dtype;
-  constexpr std::array elements{dtype::f32,  dtype::bf16, dtype::fp8_e4m3, dtype::int8,
-                                dtype::int4, dtype::int8, dtype::int4};
-  static_assert(elements.size() == all_forms.size() + closing_forms.size());
+  constexpr std::array elements{dtype::f32,  dtype::bf16, dtype::fp8_e4m3, dtype::int8,     dtype::int4,
+                                dtype::int8, dtype::int4, dtype::int8,     dtype::fp4_e2m1, dtype::int4};
+  static_assert(elements.size() == all_forms.size() + closing_forms.size() + further_forms.size());
   return elements[static_cast<std::size_t>(form)];
 }
 
@@ -55,6 +61,27 @@ inline constexpr std::uint32_t int8_group = 32;
 [[nodiscard]] constexpr std::uint32_t group_elements(kv_form form, std::uint32_t head_dim) noexcept {
   const bool is_complete = form == kv_form::int4_by_token && (head_dim == 64 || head_dim == 128);
   return is_complete ? head_dim : int8_group;
+}
+
+/// Returns the layout of a cache in a form of `all_forms` or `further_forms`.
+[[nodiscard]] inline llmmem::kv_layout layout_of_form(llmmem::kv_layout shape, kv_form form) {
+  using llmmem::paging::named_form;
+  using llmmem::paging::scale_group;
+  if (form == kv_form::k8v4) return llmmem::paging::in_form(shape, named_form::k8v4);
+  if (form == kv_form::nvfp4) return llmmem::paging::in_form(shape, named_form::nvfp4);
+  if (form == kv_form::int4_rotated) {
+    shape = llmmem::paging::in_form(shape, named_form::int4_by_token);
+    shape.key_scales.is_rotated = true;
+    return shape;
+  }
+  shape.element = element_of_form(form);
+  if (is_grouped(form)) {
+    shape.key_scales = {.group = scale_group::run,
+                        .element = llmmem::dtype::f32,
+                        .run = group_elements(form, shape.head_dim)};
+    shape.value_scales = shape.key_scales;
+  }
+  return shape;
 }
 
 /// Returns the vectors' values after a round trip through a cache of this form.

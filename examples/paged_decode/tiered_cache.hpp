@@ -38,11 +38,6 @@ struct tier_counts {
 [[nodiscard]] inline auto mover_of(const element_store<host_place>& store) {
   return llmmem::offload::layout_mover(llmmem::host_executor{}, store.memories()[0]);
 }
-[[nodiscard]] inline auto mover_of(const group_store<host_place>& store) {
-  return llmmem::offload::joint_mover(
-      llmmem::offload::layout_mover(llmmem::host_executor{}, store.memories()[0]),
-      llmmem::offload::layout_mover(llmmem::host_executor{}, store.memories()[1]));
-}
 
 /// A `kv_cache`.
 /// @tparam Mover  the mover that `mover_of` makes for the cache's store.

@@ -65,12 +65,10 @@ struct tiers_finding {
     out.small = run_conversations(made, cache, asked.plan);
   }
   paged_cache<host_place> cache(what.shape, how, place);
-  cache.with_store([&](const auto& store) {
-    auto mover = mover_of(store);
-    tiered_cache<decltype(mover)> tiered(cache, std::move(mover), asked.sizes);
-    out.tiered = run_conversations(made, tiered, asked.plan);
-    out.tiers = tiered.counts();
-  });
+  auto mover = mover_of(cache.store());
+  tiered_cache<decltype(mover)> tiered(cache, std::move(mover), asked.sizes);
+  out.tiered = run_conversations(made, tiered, asked.plan);
+  out.tiers = tiered.counts();
   return out;
 }
 

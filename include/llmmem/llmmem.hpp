@@ -184,6 +184,7 @@
 #include <llmmem/paging/kv_memory.hpp>
 #include <llmmem/paging/kv_transfer.hpp>
 #include <llmmem/paging/layer_group.hpp>
+#include <llmmem/paging/named_forms.hpp>
 #include <llmmem/paging/outside_keys.hpp>
 #include <llmmem/paging/paged_allocator.hpp>
 #include <llmmem/paging/paged_types.hpp>

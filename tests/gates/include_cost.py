@@ -15,8 +15,8 @@ LIMIT = 60_000
 UMBRELLA_LIMIT = 198_000
 UMBRELLA = "llmmem/llmmem.hpp"
 TOOL_LIMITS = {
-    # All that kv_blocks.hpp needs, 60,000 lines, and the codes of groups.
-    "llmmem/kernels/kv_quantize.hpp": 62_000,
+    # All that kv_blocks.hpp needs, 60,000 lines, and the codes of groups and of single tokens.
+    "llmmem/kernels/kv_quantize.hpp": 64_000,
     # A tool that no serving engine includes, and that brings every policy.
     "llmmem/paging/journal_what_if.hpp": 80_000,
     # A super-page pool, a prefix chain and all that a paged allocator does, for every kind of layers.

@@ -20,6 +20,7 @@
 
 #include "support/attention_runs.hpp"
 #include "support/attention_world.hpp"
+#include "support/coded_world.hpp"
 #include "support/listed_world.hpp"
 #include "support/seeds.hpp"
 #include "support/summary_world.hpp"
@@ -124,6 +125,71 @@ TEST_SUITE("block_summary") {
       world.summarize(grid_executor{}, stepwise, true);
       CHECK(at_once == stepwise);
     }
+  }
+
+  TEST_CASE("every product with a key in codes is at most its block's bound, and rotated keys are refused") {
+    std::uint64_t seen = 0;
+    for (const auto seed : seeds(40, 30)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      coded_world made(random);
+      summary_world summarized(random);
+      // The summaries of the world in codes.
+      summarized.world = made.codes;
+      summarized.columns = static_cast<std::uint32_t>(made.codes.columns) + 1;
+      summarized.blocks.clear();
+      summarized.ends.clear();
+      const auto block_tokens = static_cast<std::int32_t>(made.codes.layout.block_tokens);
+      for (std::size_t s = 0; s < made.codes.tables.size(); ++s) {
+        for (std::size_t b = 0; b < made.codes.tables[s].size(); ++b) {
+          summarized.blocks.push_back(made.codes.tables[s][b]);
+          summarized.ends.push_back(
+              std::min(block_tokens, made.codes.tokens[s] - static_cast<std::int32_t>(b) * block_tokens));
+        }
+      }
+      std::vector<std::byte> summaries = summarized.empty_summaries();
+      if (made.codes.layout.key_scales.is_rotated) {
+        CHECK_THROWS_AS(static_cast<void>(summarized.summarize(host_executor{}, summaries, false)),
+                        argument_error);
+        continue;
+      }
+      REQUIRE(summarized.summarize(host_executor{}, summaries, false) == 0);
+      std::vector<std::byte> stepwise = summarized.empty_summaries();
+      REQUIRE(summarized.summarize(grid_executor(), stepwise, true) == 0);
+      CHECK(stepwise == summaries);
+      summarized.world.options.window = 0;
+      const std::vector<float> bounds = summarized.bound(host_executor{}, summaries);
+      // Attention's own products over the floats of the same values.
+      attention_world& floats = made.floats;
+      const double scale = floats.options.scale != 0
+                               ? static_cast<double>(floats.options.scale)
+                               : 1 / std::sqrt(static_cast<double>(floats.layout.vector_elements(0)));
+      for (std::uint64_t row = 0; row < floats.rows; ++row) {
+        const std::int32_t sequence =
+            floats.sequences.empty() ? static_cast<std::int32_t>(row) : floats.sequences[row];
+        if (sequence < 0) continue;
+        const std::int32_t end =
+            floats.lengths.empty() ? floats.tokens[static_cast<std::size_t>(sequence)] : floats.lengths[row];
+        for (std::int32_t t = 0; t < end; ++t) {
+          double most = -1e30;
+          for (std::uint32_t q = 0; q < floats.query_heads(); ++q) {
+            double product = 0;
+            for (std::uint64_t e = 0; e < floats.layout.vector_elements(0); ++e)
+              product += static_cast<double>(
+                             load_element(dtype::f32, floats.queries.data() + row * floats.query_strides[0] +
+                                                          q * floats.query_strides[1] + 4 * e)) *
+                         static_cast<double>(load_element(
+                             dtype::f32,
+                             floats.cache.data() + floats.place(0, sequence, t, q / floats.group) + 4 * e));
+            most = std::max(most, product * scale);
+          }
+          CHECK(most <= static_cast<double>(
+                            bounds[row * summarized.columns + static_cast<std::size_t>(t / block_tokens)]));
+          ++seen;
+        }
+      }
+    }
+    CHECK(seen > 500);
   }
 
   TEST_CASE("summaries are rounded outward, by at most a step of bf16") {

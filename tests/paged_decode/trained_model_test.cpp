@@ -124,7 +124,7 @@ TEST_CASE("perplexity is e to the power of train_gpt's loss, and forms diverge f
   const trained_model model(shape, of.weights);
   const perplexity_finding one = measure_perplexity(model, "text", text, {.block_tokens = 8}, 4);
   CHECK(one.predicted == shape.context);
-  REQUIRE(one.forms.size() == all_forms.size() + closing_forms.size());
+  REQUIRE(one.forms.size() == all_forms.size() + further_forms.size() + closing_forms.size());
   CHECK(one.forms.front().perplexity == doctest::Approx(std::exp(loss)).epsilon(1e-5));
 
   const std::string more = llmmem_tests::tiny_text(700);
@@ -153,6 +153,15 @@ TEST_CASE("perplexity is e to the power of train_gpt's loss, and forms diverge f
   CHECK(quality(kv_form::int8_by_channel).divergence > 0);
   CHECK(quality(kv_form::int8_by_channel).divergence < quality(kv_form::int4_by_channel).divergence);
   CHECK(quality(kv_form::int4_by_channel).divergence < quality(kv_form::int4_by_token).divergence);
+  CHECK(quality(kv_form::k8v4).bytes_per_token == 2 * 2 * (32 + 4 + 16 + 4));
+  CHECK(quality(kv_form::nvfp4).bytes_per_token == 2 * 2 * 2 * (16 + 2));
+  CHECK(quality(kv_form::int4_rotated).bytes_per_token == quality(kv_form::int4_by_token).bytes_per_token);
+  CHECK(quality(kv_form::k8v4).divergence > quality(kv_form::int8).divergence);
+  CHECK(quality(kv_form::k8v4).divergence < 0.1);
+  CHECK(quality(kv_form::nvfp4).divergence > 0);
+  CHECK(quality(kv_form::nvfp4).divergence < 0.1);
+  CHECK(quality(kv_form::int4_rotated).divergence > 0);
+  CHECK(quality(kv_form::int4_rotated).divergence < 0.1);
   for (const form_quality& each : found.forms)
     CHECK(each.divergence_999 >= each.divergence);
 
@@ -174,7 +183,8 @@ TEST_CASE("forms whose groups do not fit the heads are left out, and reported") 
     layers.emplace_back(train_gpt::parameter_layout(narrow, narrow.layer(i)).elements);
   const trained_model model(narrow, std::move(layers));
   const perplexity_finding found = measure_perplexity(model, "text", std::vector<std::uint8_t>(20), {}, 2);
-  CHECK(found.left_out == std::vector{kv_form::int8, kv_form::int4_by_token});
+  CHECK(found.left_out == std::vector{kv_form::int8, kv_form::int4_by_token, kv_form::k8v4, kv_form::nvfp4,
+                                      kv_form::int4_rotated});
   REQUIRE(found.forms.size() == 3 + closing_forms.size());  // groups of by-channel forms fit any heads
   CHECK(found.forms[0].perplexity == doctest::Approx(256).epsilon(1e-6));  // all weights 0: any byte
   CHECK(to_report({}, found).find("left out: heads have 16 elements") != std::string::npos);

@@ -48,22 +48,25 @@ struct attention_results {
   // Every other cache lies where a table says.
   const bool has_table = seed % 2 == 1;
   const device_array<std::byte*> planes(world.planes_in(cache.data()));
-  const attention_pointers at{.queries = queries.data(),
-                              .out = out.data(),
-                              .cache = has_table ? nullptr : cache.data(),
-                              .plane_table = has_table ? planes.data() : nullptr,
-                              .plane_alignment = world.layout.element == llmmem::dtype::fp8_e4m3 ? 8U : 16U,
-                              .workspace = workspace.data(),
-                              .indptr = indptr.data(),
-                              .indices = indices.data(),
-                              .last_page_len = last_page_len.data(),
-                              .padded = padded.data(),
-                              .seq_lens = tokens.data(),
-                              .sequences = sequences.data(),
-                              .lengths = lengths.data(),
-                              .scales = {scales[0].data(), scales[1].data()},
-                              .log_sum_exp = log_sum_exp.data(),
-                              .flag = flag.data()};
+  const attention_pointers at{
+      .queries = queries.data(),
+      .out = out.data(),
+      .cache = has_table ? nullptr : cache.data(),
+      .plane_table = has_table ? planes.data() : nullptr,
+      .plane_alignment = world.layout.key_scales.group != llmmem::paging::scale_group::none ? 4U
+                         : world.layout.element == llmmem::dtype::fp8_e4m3                  ? 8U
+                                                                                            : 16U,
+      .workspace = workspace.data(),
+      .indptr = indptr.data(),
+      .indices = indices.data(),
+      .last_page_len = last_page_len.data(),
+      .padded = padded.data(),
+      .seq_lens = tokens.data(),
+      .sequences = sequences.data(),
+      .lengths = lengths.data(),
+      .scales = {scales[0].data(), scales[1].data()},
+      .log_sum_exp = log_sum_exp.data(),
+      .flag = flag.data()};
   const table_form form = seed % 3 == 0 ? table_form::padded : table_form::csr;
   launch_or_replay(seed, stream, "attention",
                    [&] { return world.attend(llmmem::device_executor(stream), at, form).has_value(); });

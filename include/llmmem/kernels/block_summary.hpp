@@ -36,8 +36,8 @@ inline namespace v0 {
 /// @return `errc::no_conversion` for keys that are not f32, bf16, f16 or fp8; `errc::out_of_range` for a
 ///      layer outside the cache; `errc::bad_granularity` for keys whose number of elements is not a multiple
 ///      of 8 and for addresses and strides that are not a multiple of 16 bytes, or of 8 elements;
-///      `errc::unsupported_layout` as `paged_attention`; `errc::too_short` for null pointers and for the
-///      summaries. Otherwise the result of `run`.
+///      `errc::unsupported_layout` as `paged_attention`, and for rotated keys; `errc::too_short` for null
+///      pointers and for the summaries. Otherwise the result of `run`.
 /// @par Complexity   the new keys read once.
 /// @par Source   Tang et al., "Quest: Query-aware sparsity for efficient long-context LLM inference", ICML
 ///      2024.

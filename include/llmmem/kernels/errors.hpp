@@ -32,9 +32,26 @@ namespace detail {
       return "the kernel reads a rotary part of the keys' type only, but the layout has a rotary_dim of "
              "{found}";
     case 4:
-      return "the kernel takes scales by vector or by channel (scale_group 1 or 3), one number of f32 or "
-             "bf16 "
-             "for each and none for the block; the layout has other scales, of scale_group {found}";
+      return "the kernel writes scales by channel (scale_group 3) for int8 and int4 alone, without a scale "
+             "of "
+             "the block or of the caller that scales them; the layout has others, of scale_group {found}";
+    case 5:
+      return "the kernel takes keys and values both in codes (int8, int4, fp8_e4m3 or fp4_e2m1), each with "
+             "one "
+             "scale of f32 or bf16, or of fp8_e4m3 for fp4_e2m1, for a vector, run or channel (scale_group 1 "
+             "to "
+             "3); plane {wanted} of the layout has other elements or scales (scale_group {found}), or a zero "
+             "point";
+    case 6:
+      return "the kernel writes single tokens, but a scale by channel is known only when its block is full; "
+             "append to an open block in bf16 or f32, and close it by quantize_kv_blocks";
+    case 9:
+      return "tensor cores multiply elements without scales, but the layout has scales; choose "
+             "attention_arithmetic::reproducible, or host_vectors with a host_vector_executor";
+    case 8:
+      return "the kernel takes keys that are not rotated, but the layout has key_scales.is_rotated; bounds "
+             "of "
+             "rotated keys are not bounds of the model's channels";
     default:
       return "the kernel needs all tokens of a sequence; the layout holds the part of one of {found} "
              "context-parallel ranks (part.cp_size): have each rank make a part (paged_attention_part), and "
@@ -69,13 +86,14 @@ inline constexpr std::array kernels_errors{
                .found = "the one that it was compiled for",
                .sentence = "the kernel needs compute capability {wanted} and was compiled for {found}; set "
                            "CMAKE_CUDA_ARCHITECTURES (nvcc -arch) to {wanted} or more"},
-    error_info{
-        .number = 92,
-        .name = "unsupported_layout",
-        .index = "what of the layout: 0 planes, 1 value_element, 2 rotary_dim, 3 part.cp_size, 4 scales",
-        .wanted = "what the kernel takes",
-        .found = "what the layout says",
-        .sentence_for = unsupported_layout_sentence},
+    error_info{.number = 92,
+               .name = "unsupported_layout",
+               .index =
+                   "what of the layout: 0 planes, 1 value_element, 2 rotary_dim, 3 part.cp_size, 4 and 5 "
+                   "scales, 6 scales by channel, 8 a rotation, 9 scales for tensor cores",
+               .wanted = "what the kernel takes",
+               .found = "what the layout says",
+               .sentence_for = unsupported_layout_sentence},
 };
 
 }  // namespace detail
@@ -93,7 +111,8 @@ inline constexpr error_code lanes_differ = detail::code_of<89>(detail::kernels_e
 /// 8.0, found = the one that it was compiled for.
 inline constexpr error_code no_device_code = detail::code_of<91>(detail::kernels_errors);
 /// A kernel does not support caches of that layout: index = the part of it, 0 its planes, 1 `value_element`,
-/// 2 `rotary_dim`, 3 `part.cp_size`, 4 its scales; wanted = what the kernel supports, found = what the layout
+/// 2 `rotary_dim`, 3 `part.cp_size`, 4 and 5 its scales, 6 scales by channel, 8 `is_rotated`,
+/// 9 scales for tensor cores; wanted = what the kernel supports, found = what the layout
 /// says.
 inline constexpr error_code unsupported_layout = detail::code_of<92>(detail::kernels_errors);
 

@@ -98,6 +98,17 @@ static_assert(token_front<position_front<csr_table_view>> && token_front<positio
 /// `append_paged_kv_cache`). Skips the tokens that the front marks as padding; the rest of the cache is
 /// unchanged.
 ///
+/// If the cache is of codes with scales in its blocks, each vector gets its scales: with amax the largest
+/// size of a group's values, qmax the largest number of a code (127, 7, 448 of e4m3, 6 of e2m1), and global
+/// the caller's scale (`options.scales`; null: 1), which a block with `has_global` keeps from its first token
+/// on:
+///
+///     scale = amax / qmax / global, rounded to the scales' type; at least 2^-126 (2^-9 in e4m3); 0 for zeros
+///     code  = nearest(x * (1 / (scale * global))), of two equally near the even one
+///
+/// Keys with `is_rotated` are turned by Hadamard's matrix before; runs are a power of two there. A group with
+/// an infinity or a NaN gets a NaN scale. Host and device have the same bits.
+///
 /// If several tokens go to one place, it afterwards holds one of them, or a mixture: name each place once.
 ///
 /// @param run     `host_executor` or `device_executor`; all pointers are of its memory.
@@ -105,13 +116,15 @@ static_assert(token_front<position_front<csr_table_view>> && token_front<positio
 /// @pre the batch, the cache and the front's tables share no byte
 /// @return `errc::out_of_range` for a layer outside the cache; `errc::no_such_block` for a front of more
 ///      blocks than it has; `errc::block_tokens_differ`, also for none; `errc::no_conversion` if these
-///      elements cannot become the cache's; `errc::unsupported_layout` if its layout has scales of keys or
-///      values, a rotary part or a `value_element` of its own; `errc::past_the_bytes` for a token of 2 GiB
-///      and more in one plane; if there are tokens, `errc::too_short` for null `data` of the batch or the
-///      cache or a null table, and for a token's or head's stride that is shorter than a vector if there are
-///      several, `errc::bad_granularity` for addresses and strides that are not a multiple of a converted
-///      element, and `errc::bad_alignment` for a `plane_alignment` that is not a power of two. Then nothing
-///      has begun. Otherwise the result of `run`.
+///      elements cannot become the cache's; `errc::unsupported_layout` for scales by channel, which are known
+///      only when a block is full, for other forms of codes or scales than `paged_attention` reads, a rotary
+///      part, or a `value_element` of its own without scales; `errc::out_of_range` for vectors of codes of 0
+///      or more than 256 elements; `errc::past_the_bytes` for a token of 2 GiB and more in one plane; if
+///      there are tokens, `errc::too_short` for null `data` of the batch or the cache or a null table, and
+///      for a token's or head's stride that is shorter than a vector if there are several,
+///      `errc::bad_granularity` for addresses and strides that are not a multiple of a converted element, and
+///      `errc::bad_alignment` for a `plane_alignment` that is not a power of two. Then nothing has begun.
+///      Otherwise the result of `run`.
 /// @par Complexity   tokens x heads x dimension, read and written once; the front's tables once for each row.
 template <class Run, token_front Front>
 result<void> append_kv(const Run& run, const Front& front, const batch_vectors& keys,

@@ -66,7 +66,8 @@ class table_front {
 static_assert(token_front<table_front<csr_table_view>> && token_front<table_front<padded_table_view>>);
 
 /// Gathers keys and values of one layer of a cache into rows (vLLM's `gather_and_maybe_dequant_cache` and
-/// `cp_gather_cache`). Takes a `slot_front` or `position_front` as well as a `table_front`.
+/// `cp_gather_cache`). Codes with scales come as their values, rotated keys turned back. Takes a `slot_front`
+/// or `position_front` as well as a `table_front`.
 ///
 /// @param run     `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param values  `data` null if the layout has no values.

@@ -5,6 +5,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
+#include <llmmem/kernels/kv_tokens.hpp>
 #include <llmmem/paging/kv_layout.hpp>
 #include <llmmem/result.hpp>
 
@@ -48,16 +49,21 @@ inline namespace v0 {
 /// `bf16`. Rounding a `bf16` scale moves no code past qmax. A group with an infinity or a NaN gets a NaN
 /// scale: all of it is restored as NaNs. Two codes of int4 are in a byte, the first in its lower half.
 ///
+/// Forms by token are those of `append_kv`, with the same bits: fp8, NVFP4, runs, rotated keys, a scale of
+/// the block or of the caller.
+///
 /// A block of B tokens takes 4 + s / B bits per value in int4 by channel, where s are the bits of a scale: 5
 /// with `bf16` at 16 tokens, 4.5 at 32.
 ///
 /// @param run    `host_executor` or `device_executor`; all pointers are of its memory.
-/// @param to     the cache: keys and values each in `int4` or `int8` (`element`, `value_element`), with one
-///      scale in `f32` or `bf16` for each channel (one element of a head over the block's tokens) or each
-///      vector (one head of one token), at any `scale_place`.
+/// @param to     the cache: keys and values each in codes (`element`, `value_element`). By channel (one
+/// element
+///      of a head over the block's tokens): `int4` or `int8`, with one scale in `f32` or `bf16`. By vector or
+///      run: every form that `append_kv` writes. At any `scale_place`.
 /// @param from   the same shape in `bf16` or `f32`, without scales; its order may differ.
 /// @param pairs  [n], in the executor's memory: a block of `from`, and the block of `to`. Negative ones are
 ///      padding.
+/// @param scales  the caller's, as `token_options::scales`; of forms by token.
 /// @pre blocks of `from` are full; no block of `to` occurs twice; the memories share no byte
 /// @return `errc::layout_mismatch` for two shapes: the field, and both numbers; `errc::unsupported_layout`
 ///      for other forms of scales, a rotary part or index keys; `errc::no_conversion` for other elements;
@@ -71,7 +77,8 @@ inline namespace v0 {
 /// @par Thread safety   any number at once, on different blocks.
 template <class Run>
 result<void> quantize_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
-                                std::span<const block_pair> pairs, const block_copy_options& options = {});
+                                std::span<const block_pair> pairs, const block_copy_options& options = {},
+                                const kv_scales& scales = {});
 
 /// Converts blocks back: nearest(code x scale), or the largest bf16 for a number beyond that. It reopens a
 /// block, or makes floats of a sequence's blocks for attention. Otherwise as `quantize_kv_blocks`; codes and
@@ -83,7 +90,8 @@ result<void> quantize_kv_blocks(const Run& run, const kv_memory& to, const kv_me
 ///      values (by token) or 8 channels.
 template <class Run>
 result<void> dequantize_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
-                                  std::span<const block_pair> pairs, const block_copy_options& options = {});
+                                  std::span<const block_pair> pairs, const block_copy_options& options = {},
+                                  const kv_scales& scales = {});
 
 }  // namespace v0
 }  // namespace llmmem

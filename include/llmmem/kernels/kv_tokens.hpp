@@ -84,6 +84,14 @@ concept token_tables = bounded_table<V> && requires(const V& view, const divider
   { view.place(by, blocks, sequence, position) } noexcept -> std::same_as<token_place>;
 };
 
+/// Tables that hold some of a sequence's tokens: those from `first_token` up to `end_token`. Attention reads
+/// no others; positions stay those of the whole sequence.
+template <class V>
+concept ranged_tables = bounded_table<V> && requires(const V& view, std::int32_t sequence) {
+  { view.first_token(sequence) } noexcept -> std::same_as<std::uint64_t>;
+  { view.end_token(sequence) } noexcept -> std::same_as<std::uint64_t>;
+};
+
 namespace detail {
 
 /// Returns the name of the pointer that tables lack for a lookup of blocks; null if none, or if they do not

@@ -74,11 +74,11 @@ enum class attention_arithmetic : std::uint8_t {
 /// How a call attends to its tokens.
 struct attention_options {
   std::uint32_t query_heads = 0;  ///< a required multiple of the cache's: MHA has as many, GQA more
-  /// Of queries and outputs: the cache's or f32; with an fp8 cache f32, bf16 or f16.
+  /// Of queries and outputs: the cache's or f32; with a cache of fp8 or codes f32, bf16 or f16.
   dtype element = dtype::bf16;
   float scale = 0;           ///< multiplies the products before their softmax; 0: 1 / sqrt(head_dim)
   std::uint32_t window = 0;  ///< attends to the last `window` tokens of each row; 0: to all
-  kv_scales scales{};        ///< the scales of the cache's elements
+  kv_scales scales{};        ///< the scales of the cache's elements, or what scales the scales of its codes
   attention_split split{};
   attention_arithmetic arithmetic = attention_arithmetic::reproducible;
   /// [rows][query_heads], the natural logarithm of the sum of exponentials, -infinity for an empty row, NaN
@@ -115,6 +115,13 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 /// kind). A row without tokens gives zeros. Blocks outside the cache are left out and flagged, and so are
 /// tokens past the end of a table.
 ///
+/// The cache holds elements, or codes with scales in its blocks: keys and values each in `int8`, `int4`,
+/// `fp8_e4m3` or `fp4_e2m1`, with one scale of `f32` or `bf16` (of `fp4_e2m1` also `fp8_e4m3`) for a vector,
+/// a run of a multiple of 8 values or a channel. A value is code x scale, rounded once; with a scale of the
+/// block (`has_global`), or else of the caller (`options.scales`), scale is the product of both, rounded
+/// once. The outputs have the bits of attention over a cache of `f32` with these values. Where `is_rotated`
+/// is set, queries are turned by Hadamard's matrix before.
+///
 /// @param run        `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param tables     of the sequences; their lengths are those after the append.
 /// @param queries    [rows][query_heads][head_dim]
@@ -125,14 +132,15 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 ///      cores do not multiply; `errc::out_of_range` for a layer outside the cache, and for vectors of 0 or
 ///      more than 256 elements; `errc::bad_granularity` for vectors whose number of elements is not a
 ///      multiple of 8, and for addresses and strides that are not a multiple of 16 bytes, or of 8 elements if
-///      these are fewer; `errc::unsupported_layout` for a layout with scales, a rotary part or a
-///      `value_element` of its own, and for one of a part of the tokens (`part.cp_size`), of which
-///      `paged_attention_part` makes a part; `errc::size_mismatch` for query heads that are 0 or not a
-///      multiple of the cache's, `shared` rows that do not divide the rows, shares whose number of tokens is
-///      not a multiple of 8, vector lengths that `tensor_cores` does not take, and a cache without values;
-///      `errc::block_tokens_differ`; `errc::too_short` for the workspace, for null pointers and tables, and
-///      for distances shorter than a vector, or with which vectors of `out` share bytes. Then nothing has
-///      begun. Otherwise the result of `run`.
+///      these are fewer, and for scales that are not aligned to their type; `errc::unsupported_layout` for
+///      codes or scales in other forms than those above, for scales with tensor cores, for a rotary part, for
+///      a `value_element` of its own without scales, and for a layout of a part of the tokens
+///      (`part.cp_size`), of which `paged_attention_part` makes a part; `errc::size_mismatch` for query heads
+///      that are 0 or not a multiple of the cache's, `shared` rows that do not divide the rows, shares whose
+///      number of tokens is not a multiple of 8, vector lengths that `tensor_cores` does not take, and a
+///      cache without values; `errc::block_tokens_differ`; `errc::too_short` for the workspace, for null
+///      pointers and tables, and for distances shorter than a vector, or with which vectors of `out` share
+///      bytes. Then nothing has begun. Otherwise the result of `run`.
 /// @par Complexity   each row's keys and values, read once for each group of four query heads that share
 ///      them, those of `shared` rows among them, or of eight with tensor cores (from a cache of the device
 ///      except for the first); 2 x tokens x query_heads x (head_dim + value_dim) multiplications and

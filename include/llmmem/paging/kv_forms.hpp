@@ -96,8 +96,8 @@ enum class scale_place : std::uint8_t {
 ///     scale_form{.group = scale_group::run, .element = dtype::fp8_e4m3, .has_global = true};
 ///     scale_form{.group = scale_group::channel, .element = dtype::f16, .numbers = 2};
 ///
-/// Everything else that a reader of the values needs (the order of nibbles, swizzled scales, a rotation, a
-/// scale for all blocks) belongs in `kv_layout::model`.
+/// Everything else that a reader of the values needs (the order of nibbles, swizzled scales, a scale for all
+/// blocks) belongs in `kv_layout::model`.
 struct scale_form {
   scale_group group = scale_group::none;
   dtype element = dtype::f32;  ///< of a scale
@@ -105,6 +105,10 @@ struct scale_form {
   std::uint32_t numbers = 1;   ///< per group: 1, or 2 for a scale and a zero point
   scale_place place = scale_place::in_block;
   bool has_global = false;  ///< one additional f32 per block of a layer that scales the scales (NVFP4)
+  /// Vectors are turned by Hadamard's orthonormal matrix before they become codes, which spreads outliers
+  /// over all elements: in blocks of the largest power of two that divides a vector. Of keys with scales by
+  /// vector or by run; kernels turn queries alike.
+  bool is_rotated = false;
 
   friend constexpr bool operator==(const scale_form&, const scale_form&) noexcept = default;
 };

@@ -191,6 +191,12 @@ template <class Tables>
   }
   from = shape.deal.held_of(from);
   to = shape.deal.held_of(to);
+  if constexpr (ranged_tables<Tables>) {
+    const std::uint64_t first = tables.first_token(out.sequence);
+    const std::uint64_t end = tables.end_token(out.sequence);
+    if (first > from) from = first;
+    if (end < to) to = end;
+  }
   if (from >= to) return out;
   // A length beyond the table's space would cost a practically endless loop over tokens.
   const std::uint64_t room = blocks_in(tables, out.sequence) * shape.by.by();

@@ -5,6 +5,7 @@
 #include <llmmem/errors.hpp>
 #include <llmmem/kernels/block_summary.hpp>
 #include <llmmem/kernels/detail/block_summary_work.hpp>
+#include <llmmem/kernels/detail/coded_planes.hpp>
 #include <llmmem/kernels/detail/kv_checks.hpp>
 #include <llmmem/kernels/detail/kv_form_checks.hpp>
 #include <llmmem/kernels/errors.hpp>
@@ -21,9 +22,11 @@ namespace detail {
 [[nodiscard]] inline result<void> check_summarised(const kv_memory& cache, std::uint64_t summary_bytes,
                                                    const void* summaries, const char* who) noexcept {
   const kv_layout& layout = cache.layout;
-  if (auto fits = check_forms(layout, who); !fits) return fits;
-  if (layout.element != dtype::f32 && layout.element != dtype::bf16 && layout.element != dtype::f16 &&
-      layout.element != dtype::fp8_e4m3)
+  const bool is_coded = has_codes(layout);
+  if (auto fits = is_coded ? check_codes(layout, who) : check_forms(layout, who); !fits) return fits;
+  if (layout.key_scales.is_rotated) return failure{errc::unsupported_layout, 8, 0, 1, who};
+  if (!is_coded && layout.element != dtype::f32 && layout.element != dtype::bf16 &&
+      layout.element != dtype::f16 && layout.element != dtype::fp8_e4m3)
     return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(dtype::bf16),
                    static_cast<std::uint64_t>(layout.element), who};
   if (layout.heads == 0 || layout.block_tokens == 0 || layout.head_dim == 0)
@@ -51,7 +54,9 @@ result<void> summarize_keys(const Run& run, const changed_blocks& changed, const
                    "summarize_keys: layer"};
   const std::uint64_t unit =
       std::min<std::uint64_t>(detail::attention_pack * bits_of(layout.element) / 8, 16);
-  if (auto fits = cache.plane_table != nullptr
+  const bool is_coded = detail::has_codes(layout);
+  if (auto fits = is_coded ? detail::check_code_places(cache, "summarize_keys: the cache's scales")
+                  : cache.plane_table != nullptr
                       ? detail::whole(cache.plane_alignment, unit, "summarize_keys: cache.plane_alignment")
                       : detail::whole(reinterpret_cast<std::uintptr_t>(cache.data), unit,
                                       "summarize_keys: the cache's data");
@@ -66,6 +71,11 @@ result<void> summarize_keys(const Run& run, const changed_blocks& changed, const
           detail::check_memory(cache, {"summarize_keys: cache", "summarize_keys: cache.plane_alignment"});
       !fits)
     return fits;
+  if (is_coded) {
+    const detail::summary_codes codes{detail::coded_plane_of(cache, 0, {})};
+    return run.each(detail::summarize_work<dtype::f32, detail::summary_codes>(
+        changed, cache, layer, summaries.data(), out_of_range, codes));
+  }
   const auto summarise = [&]<dtype Element>() {
     return run.each(detail::summarize_work<Element>(changed, cache, layer, summaries.data(), out_of_range));
   };
@@ -94,7 +104,9 @@ result<void> bound_scores(const Run& run, const Tables& tables, const attention_
     return fits;
   if (layout.part.cp_size != 1)
     return failure{errc::unsupported_layout, 3, 1, layout.part.cp_size, "bound_scores: cache.layout"};
-  if (!detail::may_attend(options.element, layout.element))
+  const bool is_coded = detail::has_codes(layout);
+  if (is_coded ? !detail::is_attention_element(options.element)
+               : !detail::may_attend(options.element, layout.element))
     return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(options.element),
                    static_cast<std::uint64_t>(layout.element), "bound_scores: options.element"};
   if (options.query_heads == 0 || options.query_heads % layout.heads != 0)
@@ -132,7 +144,9 @@ result<void> bound_scores(const Run& run, const Tables& tables, const attention_
   of.element = options.element;
   of.scale = options.scale != 0 ? options.scale
                                 : 1.0F / __builtin_sqrtf(static_cast<float>(layout.vector_elements(0)));
-  if (layout.element != options.element) of.scales = options.scales;
+  // A scale of the block is in its summary.
+  if (is_coded ? !layout.key_scales.has_global : layout.element != options.element)
+    of.scales = options.scales;
   of.scores = scores;
   of.out_of_range = options.out_of_range;
   const detail::summary_place place{

@@ -5,6 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/kernels/block_choice.hpp>
 #include <llmmem/kernels/detail/attention_tile.hpp>
+#include <llmmem/kernels/detail/coded_vectors.hpp>
 #include <llmmem/kernels/detail/float_steps.hpp>
 #include <llmmem/kernels/divider.hpp>
 #include <llmmem/kernels/items.hpp>
@@ -13,6 +14,7 @@
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/model/dtype.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
@@ -46,13 +48,19 @@ struct summary_place {
   }
 };
 
+/// Keys in codes: one plane.
+struct summary_codes {
+  coded_plane keys{};
+};
+
 /// Eight channels of a head of a block.
-template <dtype Element>
+template <dtype Element, class Codes = no_codes>
 class summarize_work {
  public:
   summarize_work(const changed_blocks& changed, const kv_memory& cache, std::uint32_t layer,
-                 std::byte* summaries, std::uint32_t* out_of_range) noexcept
+                 std::byte* summaries, std::uint32_t* out_of_range, const Codes& codes = {}) noexcept
       : changed_(changed),
+        codes_(codes),
         keys_(kv_plane_of(cache, 0)),
         blocks_(cache.blocks),
         layer_(layer),
@@ -101,9 +109,18 @@ class summarize_work {
     const std::byte* const keys = plane_base(keys_, layer_) + keys_.strides.offset(0, block, 0, head) +
                                   std::uint64_t{pack} * attention_raw<Element>::bytes;
     for (std::uint32_t token = begin; token < end; ++token) {
-      attention_raw<Element> raw{};
-      raw.load(keys + token * keys_.strides.token);
-      const attention_floats key = floats_of(raw);
+      attention_floats key{};
+      if constexpr (std::same_as<Codes, no_codes>) {
+        attention_raw<Element> raw{};
+        raw.load(keys + token * keys_.strides.token);
+        key = floats_of(raw);
+      } else {
+        const coded_head of = head_of(codes_.keys, layer_, head);
+        const code_words words = load_codes(codes_.keys.code, codes_at(codes_.keys, of, block, token, pack),
+                                            codes_.keys.code_width);
+        key = pack_scales(codes_.keys, of, block, pack)
+                  .scaled(codes_.keys, token, floats_of_codes(codes_.keys.code, words));
+      }
       LLMMEM_UNROLL
       for (unsigned e = 0; e < attention_pack; ++e) {
         // A NaN compares with nothing, and stays.
@@ -125,6 +142,7 @@ class summarize_work {
   }
 
   changed_blocks changed_;
+  Codes codes_;
   kv_plane keys_;
   std::uint64_t blocks_;
   std::uint32_t layer_;

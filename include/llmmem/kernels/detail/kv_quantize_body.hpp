@@ -2,6 +2,8 @@
 /// The bodies of `quantize_kv_blocks` and `dequantize_kv_blocks`.
 #pragma once
 
+#include <llmmem/kernels/detail/code_tokens.hpp>
+#include <llmmem/kernels/detail/coded_planes.hpp>
 #include <llmmem/kernels/detail/group_codes.hpp>
 #include <llmmem/kernels/detail/kv_blocks_body.hpp>
 #include <llmmem/kernels/detail/kv_checks.hpp>
@@ -17,6 +19,7 @@
 #include <llmmem/result.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -281,9 +284,29 @@ inline constexpr block_copy_names dequantize_kv_blocks_names{
     {"dequantize_kv_blocks: to", "dequantize_kv_blocks: to.plane_alignment"},
     {"dequantize_kv_blocks: from", "dequantize_kv_blocks: from.plane_alignment"}};
 
+/// Whether a plane's blocks are recoded octet by octet: integers with a scale for a channel or a vector, and
+/// nothing else. All other forms go token by token.
+///
+/// @param scales_of_all  the caller's, which only the work by token multiplies.
+[[nodiscard]] inline bool is_recoded_by_octets(const kv_layout& codes, std::uint32_t p,
+                                               const kv_scales& scales_of_all) noexcept {
+  if ((p == 0 ? scales_of_all.keys : scales_of_all.values) != nullptr) return false;
+  const dtype code = codes.element_of(p);
+  const paging::scale_form& scales = scales_of_plane(codes, p);
+  return (code == dtype::int4 || code == dtype::int8) && scales.group != paging::scale_group::run &&
+         !scales.has_global && !scales.is_rotated;
+}
+[[nodiscard]] inline bool is_recoded_by_octets(const kv_layout& codes,
+                                               const kv_scales& scales_of_all) noexcept {
+  for (std::uint32_t p = 0; p < codes.kv_planes(); ++p)
+    if (!is_recoded_by_octets(codes, p, scales_of_all)) return false;
+  return true;
+}
+
 /// Refuses forms that these kernels do not support.
 [[nodiscard]] inline result<void> check_recoding(const kv_layout& values, const kv_layout& codes,
-                                                 bool is_quantize, const char* who) noexcept {
+                                                 const kv_scales& scales_of_all, bool is_quantize,
+                                                 const char* who) noexcept {
   using enum paging::plane_role;
   if (auto plain = check_forms(values, who); !plain) return plain;
   if (codes.has(rotary)) return failure{errc::unsupported_layout, 2, 0, codes.rotary_dim, who};
@@ -291,6 +314,9 @@ inline constexpr block_copy_names dequantize_kv_blocks_names{
     if (each->has(index_key))
       return failure{errc::unsupported_layout, 0, each->kv_planes(), each->planes(), who};
   }
+  if (auto fits = check_codes(codes, who); !fits) return fits;
+  if (auto fits = check_code_vectors(codes, who); !fits && !is_recoded_by_octets(codes, scales_of_all))
+    return fits;
   const auto no_conversion = [&](dtype code) {
     const auto value = static_cast<std::uint64_t>(values.element);
     const auto number = static_cast<std::uint64_t>(code);
@@ -298,34 +324,16 @@ inline constexpr block_copy_names dequantize_kv_blocks_names{
   };
   if (values.element != dtype::bf16 && values.element != dtype::f32) return no_conversion(codes.element);
   for (std::uint32_t p = 0; p < codes.kv_planes(); ++p) {
-    const dtype code = codes.element_of(p);
-    if (code != dtype::int4 && code != dtype::int8) return no_conversion(code);
-    const paging::scale_form& scales = p == 0 ? codes.key_scales : codes.value_scales;
-    const bool is_grouped =
-        scales.group == paging::scale_group::channel || scales.group == paging::scale_group::vector;
-    const bool is_known = scales.element == dtype::f32 || scales.element == dtype::bf16;
-    if (!is_grouped || !is_known || scales.numbers != 1 || scales.has_global)
+    const paging::scale_form& scales = scales_of_plane(codes, p);
+    const bool is_by_channel = scales.group == paging::scale_group::channel;
+    if (is_quantize && is_by_channel && !is_recoded_by_octets(codes, p, scales_of_all))
       return failure{errc::unsupported_layout, 4, 0, static_cast<std::uint64_t>(scales.group), who};
+    if (is_quantize && scales.group == paging::scale_group::run && !std::has_single_bit(scales.run))
+      return failure{errc::bad_granularity, 0, scales.run, std::bit_floor(scales.run), who};
     if (codes.vector_elements(p) % octet != 0 || codes.vector_elements(p) == 0)
       return failure{errc::bad_granularity, 0, codes.vector_elements(p), octet, who};
   }
   return {};
-}
-
-/// Returns the alignment of all vectors of a plane, up to 16.
-[[nodiscard]] inline std::uint32_t plane_width(const kv_plane& of) noexcept {
-  const std::uint64_t base =
-      of.layer_table != nullptr ? of.alignment : reinterpret_cast<std::uintptr_t>(of.data);
-  return alignment_of(base, of.strides.layer, of.strides.block, of.strides.token, of.strides.head);
-}
-
-/// Returns the number of the plane that holds the scales of plane `p`.
-[[nodiscard]] inline std::uint32_t scale_plane_of(const kv_layout& codes, std::uint32_t p) noexcept {
-  const auto wanted = p == 0 ? paging::plane_role::key_scale : paging::plane_role::value_scale;
-  std::uint32_t at = 0;
-  while (codes.role_of(at) != wanted)
-    ++at;
-  return at;
 }
 
 template <block_recoding Way, dtype Value, dtype Code, class Run>
@@ -340,14 +348,43 @@ result<void> recode_plane(const Run& run, const recoded_plane& of, dtype code, d
   return recode_plane<Way, Value, dtype::int8>(run, of, scale);
 }
 
+/// A plane of blocks in a form that goes token by token.
+template <block_recoding Way, class Run>
+result<void> recode_tokens(const Run& run, const recoded_plane& of, const kv_memory& codes, dtype value,
+                           std::uint32_t p, const kv_scales& scales) {
+  constexpr bool is_quantize = Way == block_recoding::to_codes;
+  typename block_values<block_pair>::request values;
+  values.values = of.values;
+  values.pairs = of.pairs;
+  values.pair_count = of.pair_count;
+  values.from_blocks = of.from_blocks;
+  values.to_blocks = of.to_blocks;
+  values.first_layer = of.first_layer;
+  values.layers = of.layers;
+  values.tokens = divider(of.tokens);
+  values.is_from_values = is_quantize;
+  using work =
+      code_tokens_work<is_quantize ? kv_direction::append : kv_direction::gather, block_values<block_pair>>;
+  typename work::request to;
+  to.planes[0] = coded_plane_of(codes, p, scales);
+  to.packs[0] = of.octets;
+  to.value_width[0] = of.value_width;
+  to.heads = of.heads.by();
+  to.lanes = std::max(std::bit_ceil(of.octets), 8U);
+  to.element = value;
+  to.out_of_range = of.out_of_range;
+  return run.each(work(block_values<block_pair>(values), to));
+}
+
 template <block_recoding Way, class Run>
 result<void> recode_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
                            std::span<const block_pair> pairs, const block_copy_options& options,
-                           const block_copy_names& names, const char* who) {
+                           const kv_scales& scales_of_all, const block_copy_names& names, const char* who) {
   constexpr bool is_quantize = Way == block_recoding::to_codes;
   const kv_memory& values = is_quantize ? from : to;
   const kv_memory& codes = is_quantize ? to : from;
-  if (auto known = check_recoding(values.layout, codes.layout, is_quantize, who); !known) return known;
+  if (auto known = check_recoding(values.layout, codes.layout, scales_of_all, is_quantize, who); !known)
+    return known;
   // Both hold the same values in different forms: compare them as if the forms were equal.
   kv_memory alike = to;
   alike.layout.element = from.layout.element;
@@ -385,8 +422,15 @@ result<void> recode_blocks(const Run& run, const kv_memory& to, const kv_memory&
     if (plane_width(of.scales) < scale)
       return failure{errc::bad_granularity, 0, plane_width(of.scales), scale, who};
   }
+  if (auto fits = check_code_places(codes, who); !fits) return fits;
   for (std::uint32_t p = 0; p < codes.layout.kv_planes(); ++p) {
     const dtype code = codes.layout.element_of(p);
+    if (!is_recoded_by_octets(codes.layout, p, scales_of_all)) {
+      if (auto done = recode_tokens<Way>(run, plane[p], codes, values.layout.element, p, scales_of_all);
+          !done)
+        return done;
+      continue;
+    }
     const dtype scale = (p == 0 ? codes.layout.key_scales : codes.layout.value_scales).element;
     auto done = values.layout.element == dtype::f32
                     ? recode_plane<Way, dtype::f32>(run, plane[p], code, scale)
@@ -400,16 +444,18 @@ result<void> recode_blocks(const Run& run, const kv_memory& to, const kv_memory&
 
 template <class Run>
 result<void> quantize_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
-                                std::span<const block_pair> pairs, const block_copy_options& options) {
+                                std::span<const block_pair> pairs, const block_copy_options& options,
+                                const kv_scales& scales) {
   return detail::recode_blocks<detail::block_recoding::to_codes>(
-      run, to, from, pairs, options, detail::quantize_kv_blocks_names, "quantize_kv_blocks");
+      run, to, from, pairs, options, scales, detail::quantize_kv_blocks_names, "quantize_kv_blocks");
 }
 
 template <class Run>
 result<void> dequantize_kv_blocks(const Run& run, const kv_memory& to, const kv_memory& from,
-                                  std::span<const block_pair> pairs, const block_copy_options& options) {
+                                  std::span<const block_pair> pairs, const block_copy_options& options,
+                                  const kv_scales& scales) {
   return detail::recode_blocks<detail::block_recoding::to_values>(
-      run, to, from, pairs, options, detail::dequantize_kv_blocks_names, "dequantize_kv_blocks");
+      run, to, from, pairs, options, scales, detail::dequantize_kv_blocks_names, "dequantize_kv_blocks");
 }
 
 }  // namespace v0

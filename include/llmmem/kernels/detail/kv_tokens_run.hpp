@@ -2,6 +2,8 @@
 /// The common run of appending and gathering: planes as segments, and the choice of a conversion.
 #pragma once
 
+#include <llmmem/kernels/detail/code_tokens.hpp>
+#include <llmmem/kernels/detail/coded_planes.hpp>
 #include <llmmem/kernels/detail/kv_checks.hpp>
 #include <llmmem/kernels/detail/kv_form_checks.hpp>
 #include <llmmem/kernels/errors.hpp>
@@ -10,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <limits>
 
 namespace llmmem {
@@ -43,7 +46,9 @@ struct token_request {
 template <token_front Front>
 result<void> check_request(const Front& front, const token_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;
-  if (auto fits = check_forms(layout, of.names->who); !fits) return fits;
+  if (auto fits = has_codes(layout) ? check_codes(layout, of.names->who) : check_forms(layout, of.names->who);
+      !fits)
+    return fits;
   if (layout.layers == 0 || of.layer >= layout.layers)
     return failure{errc::out_of_range, 0, of.layer, layout.layers == 0 ? 0 : layout.layers - 1,
                    of.names->layer};
@@ -89,12 +94,11 @@ result<void> check_ends(const Front& front, const token_request& of,
   return {};
 }
 
-/// Checks that a device can read converted elements whole. Bytes need no alignment.
+/// Checks that a device can read elements of the batch whole.
 template <kv_direction Direction>
-result<void> check_elements(const token_request& of, std::span<const token_segment> segments) noexcept {
+result<void> check_batch(const token_request& of, std::span<const token_segment> segments) noexcept {
   constexpr bool is_append = Direction == kv_direction::append;
   const std::uint64_t in_batch = bits_of(of.options.element) / 8;
-  const std::uint64_t in_cache = bits_of(of.cache.layout.element) / 8;
   const auto address = [](const std::byte* at) {
     return std::uint64_t{reinterpret_cast<std::uintptr_t>(at)};
   };
@@ -105,9 +109,18 @@ result<void> check_elements(const token_request& of, std::span<const token_segme
     if (auto fits = whole(each.batch_token, in_batch, names.token_stride); !fits) return fits;
     if (auto fits = whole(each.batch_head, in_batch, names.head_stride); !fits) return fits;
   }
+  return {};
+}
+
+/// Checks that a device can read converted elements whole. Bytes need no alignment.
+template <kv_direction Direction>
+result<void> check_elements(const token_request& of, std::span<const token_segment> segments) noexcept {
+  if (auto fits = check_batch<Direction>(of, segments); !fits) return fits;
+  const std::uint64_t in_cache = bits_of(of.cache.layout.element) / 8;
   if (of.cache.plane_table != nullptr)
     return whole(of.cache.plane_alignment, in_cache, of.names->cache.plane_alignment);
-  return whole(address(of.cache.data), in_cache, of.names->cache.data);
+  return whole(std::uint64_t{reinterpret_cast<std::uintptr_t>(of.cache.data)}, in_cache,
+               of.names->cache.data);
 }
 
 /// Returns a plane of the cache from element `first` of each vector on, with its place in the batch.
@@ -204,12 +217,64 @@ result<void> move_segments(const Run& run, const Front& front, std::span<token_s
   return move_converted<Direction>(run, map, of, is_by_head ? heads : 1);
 }
 
+/// Between vectors of a batch and codes with scales in a cache.
+template <kv_direction Direction, class Run, token_front Front>
+result<void> move_codes(const Run& run, const Front& front, const std::array<batch_plane, 2>& batch,
+                        const token_request& of) {
+  const kv_layout& layout = of.cache.layout;
+  constexpr bool is_append = Direction == kv_direction::append;
+  if constexpr (is_append) {
+    if (auto fits = check_written_codes(layout, of.names->who); !fits) return fits;
+  }
+  if (auto fits = check_code_vectors(layout, of.names->who); !fits) return fits;
+  const dtype element = of.options.element;
+  if (element != dtype::f32 && element != dtype::bf16 && element != dtype::f16)
+    return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(is_append ? layout.element : element),
+                   static_cast<std::uint64_t>(is_append ? element : layout.element), of.names->who};
+  const std::uint64_t tokens = front.tokens();
+  std::array<token_segment, 2> segments{};
+  for (std::uint32_t p = 0; p < layout.kv_planes(); ++p) {
+    segments[p].from = batch[p].from;
+    segments[p].to = batch[p].to;
+    segments[p].batch_token = tokens <= 1 ? 0 : batch[p].token;
+    segments[p].batch_head = layout.heads <= 1 ? 0 : batch[p].head;
+    segments[p].elements = static_cast<std::uint32_t>(layout.vector_elements(p));
+  }
+  const std::span<const token_segment> all = std::span(segments).first(layout.kv_planes());
+  if (auto fits = check_ends<Direction>(front, of, all); !fits) return fits;
+  if (tokens == 0) return {};
+  if (auto fits = check_batch<Direction>(of, all); !fits) return fits;
+  if (auto fits = check_code_places(of.cache, of.names->cache.data); !fits) return fits;
+  using work = code_tokens_work<Direction, batch_values<Front>>;
+  typename work::request to;
+  token_vectors<std::byte> vectors[2]{};
+  std::uint64_t longest = attention_pack;
+  for (std::uint32_t p = 0; p < layout.kv_planes(); ++p) {
+    const token_segment& each = segments[p];
+    // A gather writes these, an append only reads them.
+    std::byte* const data = is_append ? const_cast<std::byte*>(each.from) : each.to;
+    vectors[p] = {data, each.batch_token, each.batch_head};
+    to.planes[p] = coded_plane_of(of.cache, p, of.options.scales);
+    to.packs[p] = each.elements / attention_pack;
+    to.value_width[p] = std::min<std::uint32_t>(
+        alignment_of(reinterpret_cast<std::uintptr_t>(data), each.batch_token, each.batch_head), 16);
+    longest = std::max<std::uint64_t>(longest, each.elements);
+  }
+  to.plane_count = layout.kv_planes();
+  to.heads = layout.heads;
+  to.lanes = std::max(std::bit_ceil(static_cast<std::uint32_t>(longest / attention_pack)), 8U);
+  to.element = element;
+  to.out_of_range = of.options.out_of_range;
+  return run.each(work(batch_values<Front>(front, vectors, of.layer), to));
+}
+
 /// Runs all planes of a cache, from or to a batch's.
 template <kv_direction Direction, class Run, token_front Front>
 result<void> move_planes(const Run& run, const Front& front, const std::array<batch_plane, 2>& batch,
                          const token_request& of) {
   if (auto fits = check_request(front, of); !fits) return fits;
   const kv_layout& layout = of.cache.layout;
+  if (has_codes(layout)) return move_codes<Direction>(run, front, batch, of);
   std::array<token_segment, 2> segments;
   bool are_side_by_side = true;
   for (std::uint32_t p = 0; p < layout.kv_planes(); ++p) {
@@ -227,6 +292,7 @@ result<void> move_planes(const Run& run, const Front& front, const std::array<ba
 template <kv_direction Direction, class Run, token_front Front>
 result<void> move_halves(const Run& run, const Front& front, const std::array<batch_plane, 2>& batch,
                          std::uint32_t first_elements, token_request of) {
+  if (auto fits = check_forms(of.cache.layout, of.names->who); !fits) return fits;
   if (auto fits = check_request(front, of); !fits) return fits;
   const kv_layout& layout = of.cache.layout;
   const std::uint64_t all = layout.vector_elements(0);

@@ -7,6 +7,7 @@
 #include <llmmem/kernels/detail/attention_share.hpp>
 #include <llmmem/kernels/detail/attention_tensor.hpp>
 #include <llmmem/kernels/detail/attention_work.hpp>
+#include <llmmem/kernels/detail/coded_planes.hpp>
 #include <llmmem/kernels/detail/kv_checks.hpp>
 #include <llmmem/kernels/detail/kv_form_checks.hpp>
 #include <llmmem/kernels/detail/vector_heads.hpp>
@@ -68,6 +69,7 @@ struct attention_request {
 
 /// Checks the further requirements of tensor cores.
 [[nodiscard]] inline result<void> check_tensor_cores(const kv_layout& layout) noexcept {
+  if (has_codes(layout)) return failure{errc::unsupported_layout, 9, 0, 0, "paged_attention: cache.layout"};
   if (layout.element == dtype::f32)
     return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(dtype::f16),
                    static_cast<std::uint64_t>(layout.element),
@@ -100,13 +102,17 @@ struct attention_request {
 /// Checks the layout and the elements.
 [[nodiscard]] inline result<void> check_attention_layout(const attention_request& of) noexcept {
   const kv_layout& layout = of.cache.layout;
-  if (auto fits = check_forms(layout, "paged_attention: cache.layout"); !fits) return fits;
+  const bool is_coded = has_codes(layout);
+  if (auto fits = is_coded ? check_codes(layout, "paged_attention: cache.layout")
+                           : check_forms(layout, "paged_attention: cache.layout");
+      !fits)
+    return fits;
   if (layout.part.cp_size != 1) {
     if (!of.is_part)
       return failure{errc::unsupported_layout, 3, 1, layout.part.cp_size, "paged_attention: cache.layout"};
     if (auto fits = check_deal(of); !fits) return fits;
   }
-  if (!may_attend(of.options.element, layout.element))
+  if (is_coded ? !is_attention_element(of.options.element) : !may_attend(of.options.element, layout.element))
     return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(of.options.element),
                    static_cast<std::uint64_t>(layout.element), "paged_attention: options.element"};
   if (layout.layers == 0 || of.layer >= layout.layers)
@@ -119,8 +125,8 @@ struct attention_request {
     const char* const what = p == 0 ? "paged_attention: head_dim" : "paged_attention: value_dim";
     const std::uint64_t elements = layout.vector_elements(p);
     if (elements == 0 || elements > most) return failure{errc::out_of_range, p, elements, most, what};
-    if (auto fits = whole(elements * bits_of(layout.element) / 8,
-                          std::uint64_t{attention_pack} * bits_of(layout.element) / 8, what);
+    if (auto fits = whole(elements * bits_of(layout.element_of(p)) / 8,
+                          std::uint64_t{attention_pack} * bits_of(layout.element_of(p)) / 8, what);
         !fits)
       return fits;
   }
@@ -133,6 +139,7 @@ struct attention_request {
   if (of.options.arithmetic == attention_arithmetic::tensor_cores) {
     if (auto fits = check_tensor_cores(layout); !fits) return fits;
   }
+  if (is_coded) return check_code_places(of.cache, "paged_attention: the cache's scales");
   const std::uint64_t unit = std::min<std::uint64_t>(attention_pack * bits_of(layout.element) / 8, 16);
   if (of.cache.plane_table != nullptr)
     return whole(of.cache.plane_alignment, unit, "paged_attention: cache.plane_alignment");
@@ -250,8 +257,8 @@ struct attention_floats_needed {
                           ? of.options.scale
                           : 1.0F / __builtin_sqrtf(static_cast<float>(layout.vector_elements(0)));
   out.scale = product_of(scale, log2_e);
-  // Elements of the batch's own type are stored as they are.
-  if (layout.element != of.options.element) out.scales = of.options.scales;
+  // Elements of the batch's own type are stored as they are; codes have the caller's scale in their own.
+  if (layout.element != of.options.element && !has_codes(layout)) out.scales = of.options.scales;
   out.sums = reinterpret_cast<float*>(of.workspace.data());
   out.states = out.sums + attention_floats_needed::of(of.rows.rows, layout, of.options).sums;
   out.log_sum_exp = of.options.log_sum_exp;
@@ -281,6 +288,21 @@ result<void> attend_with(const Run& run, const attention_shape& shape, const Tab
   }
   if (shape.group == 1) return run.each(attention_work<Element, 1, Tables>(shape, tables, lanes));
   return run.each(attention_work<Element, 4, Tables>(shape, tables, lanes));
+}
+
+/// Over codes, which become floats where they are read.
+template <class Run, class Tables>
+result<void> attend_codes(const Run& run, const attention_shape& shape, const Tables& tables,
+                          const attention_request& of, std::uint32_t lanes) {
+  const attention_codes codes{coded_plane_of(of.cache, 0, of.options.scales),
+                              coded_plane_of(of.cache, 1, of.options.scales), of.layer};
+  if constexpr (vector_run<Run, Tables>) {
+    if (of.options.arithmetic == attention_arithmetic::host_vectors)
+      return run.attend_by_vectors(shape, codes, tables);
+  }
+  if (shape.group == 1)
+    return run.each(attention_work<dtype::f32, 1, Tables, attention_codes>(shape, tables, lanes, codes));
+  return run.each(attention_work<dtype::f32, 4, Tables, attention_codes>(shape, tables, lanes, codes));
 }
 
 /// Returns so many shares of about equal length, of whole steps.
@@ -372,6 +394,7 @@ result<void> attend(const Run& run, const Tables& tables, const attention_reques
   const std::uint32_t lanes = attention_lanes(layout);
   const attention_arithmetic arithmetic = of.options.arithmetic;
   const auto attend_shares = [&]() -> result<void> {
+    if (has_codes(layout)) return attend_codes(run, shape, tables, of, lanes);
     switch (layout.element) {
       case dtype::f32:
         return attend_with<dtype::f32>(run, shape, tables, arithmetic, lanes);

@@ -63,11 +63,17 @@ struct vector_sums {
 
   template <dtype Element>
   void begin(std::size_t of_heads, std::size_t keys, std::size_t values) noexcept {
+    begin<Element>(of_heads, keys, values, lane_stride<Element>(keys), lane_stride<Element>(values));
+  }
+  /// The same with strides of the caller.
+  template <dtype Element>
+  void begin(std::size_t of_heads, std::size_t keys, std::size_t values, std::size_t key_step,
+             std::size_t value_step) noexcept {
     heads = of_heads;
     key_elements = keys;
     value_elements = values;
-    key_stride = lane_stride<Element>(keys);
-    value_stride = lane_stride<Element>(values);
+    key_stride = key_step;
+    value_stride = value_step;
     std::fill_n(query, heads * key_stride, 0.0F);
     std::fill_n(sum, heads * value_stride, 0.0F);
     std::fill_n(most, heads, lowest());

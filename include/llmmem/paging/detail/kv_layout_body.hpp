@@ -367,13 +367,13 @@ inline constexpr std::array<const char*, kv_layout_words> kv_layout_fields{
     "the layouts' key_scales.run",
     "the layouts' key_scales.numbers",
     "the layouts' key_scales.place",
-    "the layouts' key_scales.has_global",
+    "the layouts' key_scales.has_global or is_rotated",
     "the layouts' value_scales.group",
     "the layouts' value_scales.element",
     "the layouts' value_scales.run",
     "the layouts' value_scales.numbers",
     "the layouts' value_scales.place",
-    "the layouts' value_scales.has_global",
+    "the layouts' value_scales.has_global or is_rotated",
     "the layouts' rotary_dim",
     "the layouts' rotary_element",
     "the layouts' index_dim",
@@ -383,7 +383,7 @@ inline constexpr std::array<const char*, kv_layout_words> kv_layout_fields{
     "the layouts' index_scales.run",
     "the layouts' index_scales.numbers",
     "the layouts' index_scales.place",
-    "the layouts' index_scales.has_global",
+    "the layouts' index_scales.has_global or is_rotated",
     "the layouts' part.tp_size",
     "the layouts' part.tp_rank",
     "the layouts' part.cp_size",
@@ -463,7 +463,7 @@ constexpr detail::kv_layout_record kv_layout::record() const noexcept {
     if_scaled(scales.group == paging::scale_group::run ? scales.run : 0U);
     if_scaled(scales.numbers);
     if_scaled(place);
-    if_scaled(scales.has_global ? 1U : 0U);
+    if_scaled((scales.has_global ? 1U : 0U) | (scales.is_rotated ? 2U : 0U));
   };
   add_scales(plane_role::key, true);
   add_scales(plane_role::value, has_values);

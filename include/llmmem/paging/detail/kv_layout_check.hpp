@@ -36,6 +36,10 @@ constexpr void check_scales(const paging::scale_form& of, std::uint64_t elements
   check_known(of.group <= scale_group::channel, "scale_group", static_cast<unsigned>(of.group));
   check_known(of.place <= scale_place::separate, "scale_place", static_cast<unsigned>(of.place));
   check_known(bits_of(of.element) != 0, "element", static_cast<unsigned>(of.element));
+  if (of.is_rotated && (of.group == scale_group::none || of.group == scale_group::channel))
+    throw argument_error(text(
+        ".is_rotated: a rotation mixes the channels of a vector, so it needs scales by vector or by run; "
+        "leave it out, or take another group"));
   if (of.group == scale_group::none) {
     if (of.has_global)
       throw argument_error(
@@ -106,6 +110,12 @@ constexpr const kv_layout& kv_layout::checked() const {
               "kv_layout: value_element without values; set has_values, or leave out value_element");
   check_owner(index_dim != 0, index_scales.group != paging::scale_group::none,
               "kv_layout: index_scales without index keys; set index_dim, or leave out the scales");
+  check_owner(
+      false, value_scales.is_rotated,
+      "kv_layout: value_scales.is_rotated: kernels turn keys and queries alone; leave it out of values");
+  check_owner(
+      false, index_scales.is_rotated,
+      "kv_layout: index_scales.is_rotated: kernels turn keys and queries alone; leave it out of index keys");
   detail::check_part(*this);
   std::uint64_t bytes = 0;
   for (std::uint32_t p = 0; p < planes(); ++p) {

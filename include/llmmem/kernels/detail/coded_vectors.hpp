@@ -1,0 +1,312 @@
+/// @file
+/// Keys and values in codes, with their scales in the block: reads and writes of eight elements of a vector,
+/// for all kernels on single tokens.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/aligned_access.hpp>
+#include <llmmem/kernels/detail/attention_tile.hpp>
+#include <llmmem/kernels/detail/float_steps.hpp>
+#include <llmmem/kernels/detail/group_codes.hpp>
+#include <llmmem/kernels/divider.hpp>
+#include <llmmem/kernels/elements.hpp>
+#include <llmmem/kernels/packet.hpp>
+#include <llmmem/model/dtype.hpp>
+#include <llmmem/paging/kv_layout.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// Two codes of four bits are in a byte, the first in its lower half.
+[[nodiscard]] LLMMEM_HD constexpr bool is_half_byte(dtype code) noexcept {
+  return code == dtype::int4 || code == dtype::fp4_e2m1;
+}
+
+/// The largest number that a code stands for.
+[[nodiscard]] LLMMEM_HD constexpr float largest_number(dtype code) noexcept {
+  if (code == dtype::int8) return largest_code<dtype::int8>;
+  if (code == dtype::int4) return largest_code<dtype::int4>;
+  if (code == dtype::fp8_e4m3) return largest_code<dtype::fp8_e4m3>;
+  return 6.0F;  // of e2m1
+}
+
+/// The number of a code of e2m1: a sign, and 0, 1/2, 1, 3/2, 2, 3, 4 or 6.
+[[nodiscard]] LLMMEM_HD inline float float_of_e2m1(std::uint32_t code) noexcept {
+  const std::uint32_t digit = code & 1U;
+  const std::uint32_t exponent = code >> 1U & 3U;
+  // Twice the number is an integer: no step of it meets subnormal floats.
+  const std::uint32_t twice = exponent == 0 ? digit : (2U | digit) << (exponent - 1U);
+  const float size = static_cast<float>(static_cast<std::int32_t>(twice)) * 0.5F;
+  return float_of_bits(bits_of_float(size) | (code & 8U) << 28U);
+}
+/// The code of e2m1 nearest to a number, of two equally near the even one; numbers beyond 6 become 6, a NaN a
+/// zero.
+[[nodiscard]] LLMMEM_HD inline std::uint32_t e2m1_of_float(float x) noexcept {
+  const float size = size_of(x);
+  const std::uint32_t code = (size > 0.25F ? 1U : 0U) + (size >= 0.75F ? 1U : 0U) + (size > 1.25F ? 1U : 0U) +
+                             (size >= 1.75F ? 1U : 0U) + (size > 2.5F ? 1U : 0U) + (size >= 3.5F ? 1U : 0U) +
+                             (size > 5.0F ? 1U : 0U);
+  return code | (bits_of_float(x) >> 28U & 8U);
+}
+
+/// Reads a scale of any type that scales have.
+[[nodiscard]] LLMMEM_HD inline float load_scale(dtype element, const std::byte* from) noexcept {
+  if (element == dtype::f32) return float_of_bits(load_packet<4>(from).words[0]);
+  if (element == dtype::bf16) return float_of<dtype::bf16>(load_packet<2>(from).words[0]);
+  return float_of<dtype::fp8_e4m3>(load_packet<1>(from).words[0]);
+}
+[[nodiscard]] LLMMEM_HD constexpr std::uint32_t scale_bytes_of(dtype element) noexcept {
+  return element == dtype::f32 ? 4 : element == dtype::bf16 ? 2 : 1;
+}
+
+/// Eight codes in their form in memory: those of four bits take the first word.
+struct code_words {
+  std::uint32_t word[2];
+};
+
+[[nodiscard]] LLMMEM_HD inline code_words load_codes(dtype code, const std::byte* from,
+                                                     std::uint32_t width) noexcept {
+  if (is_half_byte(code))
+    return {{load_aligned<4, cache_hint::streaming, group_access::pieces>(from, width).words[0], 0}};
+  const packet<8> in = load_aligned<8, cache_hint::streaming, group_access::pieces>(from, width);
+  return {{in.words[0], in.words[1]}};
+}
+LLMMEM_HD inline void store_codes(dtype code, std::byte* to, const code_words& codes,
+                                  std::uint32_t width) noexcept {
+  if (is_half_byte(code)) return store_aligned<group_access::pieces>(to, packet<4>{{codes.word[0]}}, width);
+  store_aligned<group_access::pieces>(to, packet<8>{{codes.word[0], codes.word[1]}}, width);
+}
+
+/// The numbers of eight codes, without their scale.
+[[nodiscard]] LLMMEM_HD inline attention_floats floats_of_codes(dtype code, const code_words& in) noexcept {
+  attention_floats out{};
+  const auto integer = [&](unsigned i, unsigned bits) {
+    const std::uint32_t at_top = in.word[i * bits / 32] << (32 - bits - i * bits % 32);
+    return static_cast<float>(static_cast<std::int32_t>(at_top) >> (32 - bits));
+  };
+  if (code == dtype::int8) {
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < attention_pack; ++i)
+      out.of[i] = integer(i, 8);
+  } else if (code == dtype::int4) {
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < attention_pack; ++i)
+      out.of[i] = integer(i, 4);
+  } else if (code == dtype::fp8_e4m3) {
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < attention_pack; i += 2) {
+      const auto both = static_cast<std::uint16_t>(in.word[i / 4] >> (i % 4 * 8));
+      const float_pair pair = floats_of_pair<dtype::fp8_e4m3>(both);
+      out.of[i] = pair.first;
+      out.of[i + 1] = pair.second;
+    }
+  } else {
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < attention_pack; ++i)
+      out.of[i] = float_of_e2m1(in.word[0] >> (4 * i));
+  }
+  return out;
+}
+
+/// The codes of eight values, each times the reciprocal of its scale.
+[[nodiscard]] LLMMEM_HD inline code_words codes_of_floats(dtype code, const attention_floats& values,
+                                                          float inverse) noexcept {
+  code_words out{};
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < attention_pack; ++i) {
+    const float x = product_of(values.of[i], inverse);
+    if (code == dtype::int8) {
+      out.word[i / 4] |= (static_cast<std::uint32_t>(nearest_integer(x)) & 0xFFU) << (i % 4 * 8);
+    } else if (code == dtype::int4) {
+      out.word[0] |= (static_cast<std::uint32_t>(nearest_integer(x)) & 0xFU) << (i * 4);
+    } else if (code == dtype::fp8_e4m3) {
+      out.word[i / 4] |= std::uint32_t{nearest_of<dtype::fp8_e4m3>(x)} << (i % 4 * 8);
+    } else {
+      out.word[0] |= e2m1_of_float(x) << (i * 4);
+    }
+  }
+  return out;
+}
+
+/// A group's scale as stored, and the factors of its values in both directions.
+struct coded_scale {
+  float stored = 0;
+  float scale = 0;
+  float inverse = 0;
+};
+/// By the bits of the largest size of a group's values.
+/// @param global  scales the scales; 1: nothing does.
+[[nodiscard]] LLMMEM_HD inline coded_scale coded_scale_of(dtype code, dtype element, std::uint32_t largest,
+                                                          float global) noexcept {
+  if (largest == 0) return {};
+  constexpr float least_normal = 0x1p-126F;
+  const float nan = float_of_bits(0x7FFF'FFFFU);
+  if (largest >= 0x7F80'0000U) return {nan, nan, 0};
+  // The least number of e4m3 keeps a group of small values from becoming one without a scale.
+  const float least = element == dtype::fp8_e4m3 ? 0x1p-9F : least_normal;
+  float wanted = quotient_of(float_of_bits(largest), largest_number(code));
+  if (global != 1.0F) wanted = quotient_of(wanted, global);
+  if (wanted < least) wanted = least;
+  coded_scale out;
+  if (element == dtype::f32) {
+    out.stored = wanted;
+  } else if (element == dtype::bf16) {
+    out.stored = float_of<dtype::bf16>(nearest_of<dtype::bf16>(wanted));
+  } else {
+    out.stored = float_of<dtype::fp8_e4m3>(nearest_of<dtype::fp8_e4m3>(wanted));
+  }
+  out.scale = global != 1.0F ? product_of(out.stored, global) : out.stored;
+  // A global scale that is no positive number leaves no reciprocal: zeros and NaNs come of it.
+  if (out.scale >= least_normal) out.inverse = quotient_of(1.0F, out.scale);
+  return out;
+}
+LLMMEM_HD inline void store_scale(dtype element, std::byte* to, float stored) noexcept {
+  if (element == dtype::f32) return store_packet<4>(to, packet<4>{{bits_of_float(stored)}});
+  if (element == dtype::bf16) return store_packet<2>(to, packet<2>{{nearest_of<dtype::bf16>(stored)}});
+  store_packet<1>(to, packet<1>{{nearest_of<dtype::fp8_e4m3>(stored)}});
+}
+
+/// A plane of codes with its scales. Made by `coded_plane_of`.
+struct coded_plane {
+  kv_plane codes{};
+  kv_plane scales{};
+  kv_plane globals{};             // a number for a block; of a layout without one not read
+  const float* global = nullptr;  // a number of the caller, or null
+  dtype code = dtype::int8;
+  dtype scale = dtype::f32;
+  bool is_by_channel = false;
+  bool has_global = false;
+  bool is_global_by_head = false;
+  divider run{};                    // packs of a vector that share a scale
+  std::uint32_t code_width = 1;     // the alignment of eight codes
+  std::uint32_t rotated_packs = 0;  // of the blocks that Hadamard's matrix turns; 0: nothing is turned
+  float rotation = 1;
+
+  [[nodiscard]] LLMMEM_HD std::uint32_t pack_bytes() const noexcept { return is_half_byte(code) ? 4 : 8; }
+};
+
+/// The codes and scales of a head in a layer.
+struct coded_head {
+  std::byte* codes = nullptr;
+  std::byte* scales = nullptr;
+  std::byte* globals = nullptr;
+  float global = 1;
+};
+[[nodiscard]] LLMMEM_HD inline coded_head head_of(const coded_plane& plane, std::uint64_t layer,
+                                                  std::uint64_t head) noexcept {
+  coded_head out;
+  out.codes = plane_base(plane.codes, layer) + head * plane.codes.strides.head;
+  out.scales = plane_base(plane.scales, layer) + head * plane.scales.strides.head;
+  if (plane.has_global) out.globals = plane_base(plane.globals, layer);
+  if (!plane.has_global && plane.global != nullptr)
+    out.global = plane.global[plane.is_global_by_head ? head : 0];
+  return out;
+}
+
+/// The scales of eight elements of a head's vectors in a block: by channel one each, else by token.
+class pack_scales {
+ public:
+  LLMMEM_HD pack_scales(const coded_plane& plane, const coded_head& head, std::uint64_t block,
+                        std::uint32_t pack) noexcept
+      : at_(head.scales + block * plane.scales.strides.block), global_(head.global) {
+    if (plane.has_global)
+      global_ = load_scale(dtype::f32, head.globals + block * plane.globals.strides.block);
+    const std::uint32_t bytes = scale_bytes_of(plane.scale);
+    if (plane.is_by_channel) {
+      at_ += std::uint64_t{pack} * attention_pack * bytes;
+      LLMMEM_UNROLL
+      for (unsigned i = 0; i < attention_pack; ++i)
+        by_channel_.of[i] = whole(load_scale(plane.scale, at_ + std::uint64_t{i} * bytes));
+    } else {
+      at_ += plane.run.quotient(pack) * bytes;
+    }
+  }
+  /// Eight values of a token of the block.
+  [[nodiscard]] LLMMEM_HD attention_floats scaled(const coded_plane& plane, std::uint64_t token,
+                                                  const attention_floats& numbers) const noexcept {
+    attention_floats out{};
+    if (plane.is_by_channel) {
+      LLMMEM_UNROLL
+      for (unsigned i = 0; i < attention_pack; ++i)
+        out.of[i] = product_of(numbers.of[i], by_channel_.of[i]);
+    } else {
+      const float scale = whole(load_scale(plane.scale, at_ + token * plane.scales.strides.token));
+      LLMMEM_UNROLL
+      for (unsigned i = 0; i < attention_pack; ++i)
+        out.of[i] = product_of(numbers.of[i], scale);
+    }
+    return out;
+  }
+
+ private:
+  [[nodiscard]] LLMMEM_HD float whole(float stored) const noexcept {
+    return global_ != 1.0F ? product_of(stored, global_) : stored;
+  }
+
+  attention_floats by_channel_{};
+  const std::byte* at_;
+  float global_;
+};
+
+/// Returns the address of a token's eight codes.
+[[nodiscard]] LLMMEM_HD inline std::byte* codes_at(const coded_plane& plane, const coded_head& head,
+                                                   std::uint64_t block, std::uint64_t token,
+                                                   std::uint32_t pack) noexcept {
+  return head.codes + block * plane.codes.strides.block + token * plane.codes.strides.token +
+         std::uint64_t{pack} * plane.pack_bytes();
+}
+
+/// Turns vectors, of which each lane has eight elements, by the orthonormal matrix of Hadamard: blocks of
+/// `packs` lanes. It is its own inverse. The order of additions is the same for hosts and devices.
+template <class Group>
+LLMMEM_HD inline void rotate_lanes(const Group& group, typename Group::template held<attention_floats>& of,
+                                   std::uint32_t packs, float factor) noexcept {
+  group.each([&](std::uint32_t lane) {
+    float* const x = of[lane].of;
+    LLMMEM_UNROLL
+    for (unsigned step = 1; step < attention_pack; step *= 2) {
+      LLMMEM_UNROLL
+      for (unsigned i = 0; i < attention_pack; ++i) {
+        if ((i & step) != 0) continue;
+        const float a = x[i];
+        const float b = x[i | step];
+        x[i] = a + b;
+        x[i | step] = a - b;
+      }
+    }
+  });
+  typename Group::template held<float> other;
+  for (std::uint32_t step = 1; step < packs; step *= 2) {
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < attention_pack; ++i) {
+      group.each([&](std::uint32_t lane) { other[lane] = of[lane].of[i]; });
+      group.swap(other, step);
+      group.each([&](std::uint32_t lane) {
+        const float mine = of[lane].of[i];
+        of[lane].of[i] = (lane & step) != 0 ? other[lane] - mine : mine + other[lane];
+      });
+    }
+  }
+  group.each([&](std::uint32_t lane) {
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < attention_pack; ++i)
+      of[lane].of[i] = product_of(of[lane].of[i], factor);
+  });
+}
+
+/// The codes of both planes, as attention reads them: each lane as floats.
+struct attention_codes {
+  coded_plane keys{};
+  coded_plane values{};
+  std::uint32_t layer = 0;
+};
+/// Attention to elements that are no codes.
+struct no_codes {};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem
