@@ -236,9 +236,9 @@ class sharded_layers {
     [[nodiscard]] bool has(llmmem::tensor_id tensor) const { return is_kept[to_index(tensor)]; }
     void keep(llmmem::tensor_id tensor, std::span<const std::byte> all) {
       if (!is_in_step) return;
-      const llmmem::element_runs mine = weights.layout().local(tensor, weights.rank());
+      const std::uint64_t begin = weights.layout().local(tensor, weights.rank()).begin;
       const std::span<std::byte> to = weights.local(tensor);
-      if (!to.empty()) std::memcpy(to.data(), all.data() + mine.begin * sizeof(T), to.size());
+      if (!to.empty()) std::memcpy(to.data(), all.subspan(begin * sizeof(T), to.size()).data(), to.size());
       is_kept[to_index(tensor)] = true;
     }
     [[nodiscard]] std::span<std::byte> gather(llmmem::tensor_id tensor) {
