@@ -105,7 +105,9 @@ struct scheduler_stats {
 ///                            `step`: other tokens may be in their places. A request that only shrinks is cut
 ///                            to its new length; one that shrinks to nothing ends as `exhausted`
 ///     copy(what)             carries out a copy on write; called in the order in which copies and swaps take
-///                            effect, all before anything of the step is written
+///                            effect, all before anything of the step is written. A
+///                            client that queues the copy takes the addresses of both blocks in this
+///                            call: later in the same `step` the source may return to the pool
 ///     exhausted(user, why)   reports that the request cannot continue, not even alone; it has been ended and
 ///                            its ticket is stale
 ///
