@@ -377,3 +377,130 @@ TEST_CASE("services over groups that plan ahead keep every token, under every or
   MESSAGE(preempted << " preempted");
   CHECK(preempted > 500);
 }
+
+namespace {
+
+/// Attention of one token a block in two groups: four small blocks are a page, and one large block.
+const std::array<layer_group, 2> small_and_large{
+    layer_group{.name = "small", .block_tokens = 1, .block_bytes = 1},
+    layer_group{.name = "large", .block_tokens = 1, .block_bytes = 4}};
+
+/// A service of five pages whose first request the engine can make scatter its small blocks.
+struct scattered : service<cache_type, false> {
+  scattered()
+      : service({.groups = small_and_large,
+                 .budget_bytes = 4 * 6,
+                 .page_bytes = 4,
+                 .max_sequences = 4,
+                 .max_sequence_tokens = 16},
+                {.max_running = 2, .max_requests = 4, .max_step_tokens = 1}) {}
+
+  void run() {
+    step([](std::uint64_t, std::size_t) { return false; });
+  }
+  /// Takes the other three small blocks of a page, then lets the request take one in the next page.
+  void scatter() {
+    for (int i = 0; i < 3; ++i)
+      take(0);
+    run();
+  }
+  /// Takes a block of a group, for others.
+  void take(std::size_t group) {
+    const sequence_id other = cache.create().value();
+    cache.extend(other, 1).value();
+    pinned.push_back(cache.table(other, group)[0]);
+    cache.pin(pinned.back()).value();
+    cache.release(other).value();
+  }
+  void give_back() {
+    for (; !pinned.empty(); pinned.pop_back())
+      cache.unpin(pinned.back()).value();
+  }
+
+  std::vector<block_id> pinned{};
+};
+
+}  // namespace
+
+TEST_CASE("a request whose blocks others scatter while it starts again starts once more") {
+  scattered all;
+  all.submit(0, {7});
+  all.run();
+  all.scatter();
+  all.give_back();
+  all.run();  // three tokens: two pages of small blocks, three of large ones
+  all.run();  // the fourth large block has no page
+  REQUIRE(all.scheduler.stats().preempted == 1);
+  all.scatter();
+  all.give_back();
+  while (all.work_in_last_step != 0 && all.engine.requests.at(0).tokens.size() < 5)
+    all.run();
+  CHECK_FALSE(all.engine.requests.at(0).is_exhausted);
+  CHECK(all.scheduler.stats().preempted == 2);
+  CHECK(all.engine.requests.at(0).tokens.size() == 5);  // four are computed
+  CHECK(all.engine.wrong == 0);
+}
+
+TEST_CASE("a request that shrinks after it has started again lets others start") {
+  scattered all;
+  all.submit(0, {7});
+  all.run();
+  all.scatter();
+  all.give_back();
+  all.run();
+  all.run();
+  REQUIRE(all.scheduler.stats().preempted == 1);
+  REQUIRE(all.scheduler.stats().running == 1);
+  all.submit(1, {8});
+  all.run();
+  CHECK(all.scheduler.stats().running == 1);  // the first must pass the length that it lacked first
+  all.engine.requests.at(0).tokens.resize(1);
+  all.run();
+  CHECK(all.scheduler.stats().running == 2);
+}
+
+TEST_CASE("a request that has its blocks alone except for a fork waits for the fork") {
+  const std::array<layer_group, 1> full{layer_group{.name = "full", .block_tokens = 4, .block_bytes = 8}};
+  service<cache_type, false> all(
+      {.groups = full, .budget_bytes = 16, .page_bytes = 8, .max_sequences = 4, .max_sequence_tokens = 16},
+      {.max_running = 2, .max_requests = 4, .max_step_tokens = 8});
+  all.submit(0, {7, 7});
+  const scheduled_step step = all.scheduler.step().value();
+  all.engine.compute(step.work);
+  const sequence_id fork = all.cache.fork(step.work[0].sequence).value();
+  all.scheduler.completed().value();
+  const auto never = [](std::uint64_t, std::size_t) { return false; };
+  all.step(never);
+  CHECK(all.work_in_last_step == 0);
+  CHECK(all.blocked.needed == 1);
+  CHECK(all.blocked.available == 0);
+  CHECK(all.scheduler.stats().preempted == 0);
+  CHECK_FALSE(all.engine.requests.at(0).is_exhausted);
+  REQUIRE(all.cache.release(fork));
+  all.step(never);
+  CHECK(all.work_in_last_step == 1);
+  CHECK(all.engine.wrong == 0);
+}
+
+TEST_CASE("a request over groups that waits for a running slot learns it, and ends without tokens") {
+  service<cache_type, false> all({.groups = three_kinds,
+                                  .budget_bytes = 8 * 13,
+                                  .page_bytes = 8,
+                                  .max_sequences = 4,
+                                  .max_sequence_tokens = 64},
+                                 {.max_running = 1, .max_requests = 4});
+  all.submit(0, {7, 7});
+  all.submit(1, {8});
+  static_cast<void>(all.scheduler.step().value());
+  all.scheduler.completed().value();  // the engine has no further token
+  scheduled_step step = all.scheduler.step().value();
+  CHECK(step.work.empty());
+  CHECK(step.blocked.needed == 1);
+  CHECK(step.blocked.available > 1);
+  all.engine.requests.at(1).tokens.clear();
+  step = all.scheduler.step().value();
+  CHECK(step.work.empty());
+  CHECK(step.blocked.needed == 0);
+  CHECK(all.engine.requests.at(1).is_exhausted);
+  CHECK(all.scheduler.stats().waiting == 0);
+}

@@ -248,6 +248,24 @@ TEST_CASE("a request behind one with nothing to compute learns what it waits for
   CHECK(scheduler.step().value().work.size() == 1);
 }
 
+TEST_CASE("a request that shrinks to nothing while it waits for a running slot ends") {
+  cache_type cache({.blocks = 4, .block_tokens = 4});
+  engine_type<false> engine(cache);
+  batch_scheduler scheduler(cache, engine, {.max_running = 1});
+  engine.ask(1, {1, 1});
+  engine.ask(2, {2, 2});
+  REQUIRE(scheduler.submit(1));
+  REQUIRE(scheduler.submit(2));
+  REQUIRE(scheduler.step().value().work.size() == 1);
+  REQUIRE(scheduler.completed());
+  engine.requests.at(2).tokens.clear();
+  const scheduled_step step = scheduler.step().value();
+  CHECK(step.work.empty());
+  CHECK(step.blocked.needed == 0);
+  CHECK(engine.requests.at(2).is_exhausted);
+  CHECK(scheduler.stats().waiting == 0);
+}
+
 namespace {
 
 /// Calls the scheduler back from wherever it is called.

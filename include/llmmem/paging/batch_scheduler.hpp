@@ -72,8 +72,8 @@ struct scheduled_step {
   std::span<const scheduled_work> work{};  ///< valid until the step is completed
   /// Set if there is no work although a request waits or lacks blocks: what the next request needs. Other
   /// sequences hold the blocks, or fences that have not passed, or a step in flight, or running requests that
-  /// have nothing to compute. If enough blocks are available, the request waits for a sequence of the cache
-  /// or for a running slot.
+  /// have nothing to compute. If enough blocks are available, the request waits for a sequence of the cache,
+  /// for a running slot or, over groups, until it can start again alone.
   block_shortage blocked{};
   std::size_t blocked_group = 0;  ///< the group of a `hybrid_allocator` that `blocked` counts
 };
@@ -105,7 +105,9 @@ struct scheduler_stats {
 ///                            `step`: other tokens may be in their places. A request that only shrinks is cut
 ///                            to its new length; one that shrinks to nothing ends as `exhausted`
 ///     copy(what)             carries out a copy on write; called in the order in which copies and swaps take
-///                            effect, all before anything of the step is written
+///                            effect, all before anything of the step is written. A
+///                            client that queues the copy takes the addresses of both blocks in this
+///                            call: later in the same `step` the source may return to the pool
 ///     exhausted(user, why)   reports that the request cannot continue, not even alone; it has been ended and
 ///                            its ticket is stale
 ///
@@ -312,6 +314,7 @@ class batch_scheduler {
     bool is_leaving = false;  // preempted then
     bool is_held = false;     // left out of the step that is being planned
     bool is_saved = false;
+    bool had_others = false;  // since it started again, other sequences, fences or pins held blocks
   };
 
   /// The calls allowed now: callbacks run while the queues are half changed.
@@ -348,6 +351,7 @@ class batch_scheduler {
   bool preempt_last(const counts& missing, std::uint64_t least) noexcept;
   bool step_down(std::uint32_t slot) noexcept;
   void limit_releases() noexcept;
+  void note_others(request& each) noexcept;
   void give_up(std::uint32_t slot, const failure& why) noexcept;
   void preempt(std::uint32_t slot) noexcept;
   [[nodiscard]] bool is_worth_saving(const request& victim) const noexcept;

@@ -118,8 +118,15 @@ result<scheduled_step> batch_scheduler<Cache, Client, Order>::step() noexcept {
   const auto is_stuck = [&] { return work_count == 0 && out.blocked.needed == 0; };
   // A request that has just been preempted would take back the blocks that it gave to the running ones.
   if (all_kept || is_stuck()) admit_waiting(out);
-  if (is_stuck() && waiting_count_ != 0)
-    block_on(out, needed_to_start(requests_[waiting_at(next_waiting())]), blocks_left_to_runners());
+  while (is_stuck() && waiting_count_ != 0) {
+    const std::uint32_t slot = waiting_at(next_waiting());
+    if (client_->tokens(requests_[slot].user).empty()) {  // it shrank while it waited for a running slot
+      give_up(slot, refusal(errc::empty_range, slot, 0, 0));
+      continue;
+    }
+    block_on(out, needed_to_start(requests_[slot]), blocks_left_to_runners());
+    break;
+  }
   calls_ = calls::all;
   out.work = {work_.data() + first_work(planned_step()), work_count};
   steps_in_flight_ += work_count != 0 ? 1U : 0U;
@@ -256,7 +263,8 @@ void batch_scheduler<Cache, Client, Order>::admit_waiting(scheduled_step& out) n
       give_up(slot, refusal(errc::sequence_full, slot, tokens, cache_->max_sequence_tokens()));
       continue;
     }
-    if (next.restart != 0 && running_count_ != 0) return;  // it starts alone
+    if (tokens < next.restart) requests_[slot].restart = 0;  // it shrank while it waited
+    if (next.restart != 0 && running_count_ != 0) return;    // it starts alone
     const counts needed = needed_to_start(next);
     const std::uint64_t leave = blocks_left_to_runners();
     bool fits = !accounts_.lack(needed, leave).any;
@@ -358,6 +366,7 @@ typename batch_scheduler<Cache, Client, Order>::attempt batch_scheduler<Cache, C
   }
   if (!grown) return lacks_space();
   if (!write_saved(starting, first)) return take_back(attempt::swap_lost);
+  note_others(starting);
   copy(*grown);
   stop_waiting(place);
   run(slot);

@@ -116,12 +116,21 @@ template <class Cache, class Client, scheduling_order Order>
 void batch_scheduler<Cache, Client, Order>::limit_releases() noexcept {
   if constexpr (accounts::is_grouped) {
     for (std::uint32_t i = 0; i < running_count_; ++i) {
-      const request& each = requests_[running_[i]];
+      request& each = requests_[running_[i]];
       if (each.restart != 0 && each.planned >= each.restart)
         static_cast<void>(cache_->limit_commits(each.sequence, unlimited));
+      note_others(each);
       if (each.cut != none) continue;  // it is cut when its step in flight is completed
       static_cast<void>(cache_->limit_releases(each.sequence, each.in_flight != 0 ? each.oldest : unlimited));
     }
+  }
+}
+
+/// Notes whether a request that started again takes its blocks while the engine holds others.
+template <class Cache, class Client, scheduling_order Order>
+void batch_scheduler<Cache, Client, Order>::note_others(request& each) noexcept {
+  if constexpr (accounts::is_grouped) {
+    if (each.planned < each.restart && !each.had_others) each.had_others = !accounts_.is_alone(each.sequence);
   }
 }
 
@@ -138,12 +147,14 @@ bool batch_scheduler<Cache, Client, Order>::step_down(std::uint32_t slot) noexce
       first_part_ = count / 2;
       return true;
     }
-    if (each.in_flight != 0 || each.restart > each.planned || !accounts_.is_alone(each.sequence) ||
-        accounts_.lack_alone(each.planned + 1).any)
+    // Once, unless others have scattered its blocks again meanwhile.
+    if (each.in_flight != 0 || (each.restart > each.planned && !each.had_others) ||
+        !accounts_.is_alone(each.sequence) || accounts_.lack_alone(each.planned + 1).any)
       return false;
     const std::uint64_t lacked = each.planned + 1;
     preempt(slot);
     each.restart = lacked;
+    each.had_others = false;
     first_part_ = none;
     return true;
   } else {
@@ -188,6 +199,13 @@ void batch_scheduler<Cache, Client, Order>::end_emptied() noexcept {
     const std::uint64_t tokens = client_->tokens(each.user).size();
     if (tokens < each.known && tokens < each.cut) each.cut = tokens;
     cut_back(each);
+    if constexpr (accounts::is_grouped) {
+      // It no longer has the length for which it started again, so others need not wait until it passes that.
+      if (tokens < each.restart && each.in_flight == 0) {
+        each.restart = 0;
+        static_cast<void>(cache_->limit_commits(each.sequence, unlimited));
+      }
+    }
     if (tokens != 0 || each.in_flight != 0) {
       ++i;
       continue;

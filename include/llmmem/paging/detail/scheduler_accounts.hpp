@@ -208,17 +208,18 @@ class scheduler_accounts<Cache> {
     }
     return {};
   }
+  /// The first group that lacks blocks; if none does, the first that needs some.
   [[nodiscard]] block_lack lack(const counts& wanted, std::uint64_t leave) const noexcept {
     counts all = wanted;
     for (std::uint64_t& each : all)
       each += leave < max_blocks ? leave : max_blocks;
     std::array<group_shortage, max_layer_groups> lacks{};
     const std::size_t count = groups().size();
-    if (cache_->pool().shortage(std::span(all).first(count), lacks)) return {};
+    const bool any = !cache_->pool().shortage(std::span(all).first(count), lacks);
     std::size_t g = 0;
-    while (lacks[g].missing() == 0)
+    while (g + 1 < count && (any ? lacks[g].missing() : lacks[g].wanted) == 0)
       ++g;
-    return {.any = true,
+    return {.any = any,
             .group = static_cast<std::uint32_t>(g),
             .needed = lacks[g].wanted,
             .available = lacks[g].available};
@@ -274,12 +275,16 @@ class scheduler_accounts<Cache> {
     for (const group_copy& each : from.copies)
       visit(each);
   }
-  /// Whether no other sequence, fence or pin holds a block; `sequence` may be null.
+  /// Whether no other sequence, fence or pin holds a block, not even one that `sequence` holds too: such a
+  /// block is copied before it is written, and is not released with the sequence. `sequence` may be null.
   [[nodiscard]] bool is_alone(sequence_id sequence) const noexcept {
     std::uint64_t bytes = 0;
     for (std::size_t g = 0; g < groups().size(); ++g) {
-      for (const block_id block : cache_->table(sequence, g))
-        bytes += block != null_block ? groups()[g].block_bytes : 0;
+      for (const block_id block : cache_->table(sequence, g)) {
+        if (block == null_block) continue;
+        if (cache_->pool().record(block).references() != 1) return false;
+        bytes += groups()[g].block_bytes;
+      }
     }
     return cache_->pool().stats().active_bytes == bytes;
   }
