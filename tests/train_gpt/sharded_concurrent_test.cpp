@@ -207,9 +207,16 @@ TEST_CASE("each wrong option of ranks has its own error, with valid values") {
         "changes; "
         "leave one of the two out" +
             hint);
-  CHECK(wrong({"--clip-norm", "0"}) == "train_gpt: --clip-norm \"0\": must be a number above 0" + hint);
-  CHECK(wrong({"--loss-scale", "two"}) ==
-        "train_gpt: --loss-scale \"two\": must be a number from 2^-24 to 2^126" + hint);
+  for (const std::string text : {"0", "-1", "inf", "nan", "1e-40", "1e301", "1e400", "", " 1", "1x"}) {
+    CHECK(wrong({"--clip-norm", text}) ==
+          "train_gpt: --clip-norm \"" + text + "\": must be a number from 2^-24 to 1e300" + hint);
+  }
+  for (const std::string text : {"two", "0", "-2", "inf", "nan", "5e-8", "2e19", "1e-45", ""}) {
+    CHECK(wrong({"--loss-scale", text}) ==
+          "train_gpt: --loss-scale \"" + text + "\": must be a number from 2^-24 to 2^64" + hint);
+  }
+  CHECK(wrong({"--loss-scale", "2", "--loss-scale-interval", "0"}) ==
+        "train_gpt: --loss-scale-interval \"0\": must be a whole number from 1 to 1000000000" + hint);
   CHECK(wrong({"--loss-scale-interval", "3"}) ==
         "train_gpt: --loss-scale-interval is of a loss scale; add --loss-scale X" + hint);
   CHECK(
@@ -449,7 +456,7 @@ std::vector<guarded_end> train_guarded(zero_stage stage, std::uint32_t ahead,
         // As a run that is resumed after every step.
         const std::vector<std::byte> saved = guard.saved();
         step_guard resumed(asked, voice);
-        resumed.restore(saved);
+        resumed.restore(saved, step + 1);
         CHECK(resumed.saved() == saved);
       }
       ends[seat] = {training.digest(), guard.skipped(), guard.scale()};
