@@ -412,6 +412,13 @@ class training_options {
           "--clip-norm and --loss-scale decide by all gradients of a step, which --update in_backward does "
           "not wait for; leave it out");
     }
+    constexpr std::uint64_t most = std::uint64_t{1} << 31;  // of `gradient_norm`
+    if (const std::uint64_t parameters = all.shape.model().parameters(); parameters > most) {
+      throw example::usage_error(fmt::format(
+          "--clip-norm and --loss-scale add the squares of at most {} gradients, this model has {}; "
+          "lower --layers or --width",
+          most, parameters));
+    }
     all.update = update_time::after_backward;
   }
 

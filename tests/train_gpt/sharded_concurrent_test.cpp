@@ -226,6 +226,10 @@ TEST_CASE("each wrong option of ranks has its own error, with valid values") {
       "train_gpt: --clip-norm and --loss-scale decide by all gradients of a step, which --update in_backward "
       "does not wait for; leave it out" +
           hint);
+  CHECK(wrong({"--clip-norm", "1", "--layers", "1024", "--width", "2048"})
+            .starts_with(
+                "train_gpt: --clip-norm and --loss-scale add the squares of at most 2147483648 gradients, "
+                "this model has 515"));
   CHECK(wrong({"--recompute", "half"}) ==
         "train_gpt: --recompute: 'half' is unknown; there are none, selective, full and budget:BYTES" + hint);
   CHECK(wrong({"--recompute", "budget:0"}) ==
