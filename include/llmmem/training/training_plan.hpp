@@ -114,7 +114,7 @@ struct training_prediction {
   predicted_bytes fast{};                 ///< everything in the fastest memory
   std::uint64_t largest_lease_bytes = 0;  ///< the least budget of the first tier that can work
   /// To other ranks: gathers, sums, refreshes. With `gather_ahead` at most, if layers differ in size: a plan
-  /// of gathers that has room for more layers gathers fewer of them twice.
+  /// of gathers that has memory for more layers gathers fewer of them twice.
   std::uint64_t sent_per_step = 0;
   std::uint64_t sent_once = 0;    ///< by the setup of weights, and by each use of all weights in turn (zero
                                   ///< 3)
