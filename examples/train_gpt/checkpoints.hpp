@@ -67,10 +67,12 @@ struct run_checkpointer_traits : llmmem::checkpointer_traits {
 /// The properties that a run must have in common with the one that it resumes.
 [[nodiscard]] inline std::string run_identity(const command_line& asked, const corpus& text) {
   const gpt_shape& shape = asked.shape;
-  // AdamW is not named, because earlier checkpoints had no other optimizer.
-  return fmt::format("layers {} width {} heads {} context {} batch {} seed {} text {:08x}{}", shape.blocks,
+  // AdamW is not named, because earlier checkpoints had no other optimizer; nor is it that nothing is
+  // clipped.
+  const std::string clip = asked.guard.clip_norm ? fmt::format(" clip-norm {}", *asked.guard.clip_norm) : "";
+  return fmt::format("layers {} width {} heads {} context {} batch {} seed {} text {:08x}{}{}", shape.blocks,
                      shape.width, shape.heads, shape.context, shape.batch, asked.seed, text.checksum(),
-                     shape.moments == 1 ? " optimizer sgd" : "");
+                     shape.moments == 1 ? " optimizer sgd" : "", clip);
 }
 
 /// Saves a run during training, and resumes a saved one. Each of several ranks saves its share of every
@@ -183,12 +185,18 @@ class run_checkpoints {
       throw example::usage_error(fmt::format("--resume: the checkpoint is of step {}, beyond --steps {}",
                                              found.id.step, asked_->steps));
     }
+    // A checkpoint of a run without a guard has none: the scale begins as asked.
+    const auto guarded = llmmem::load_extra(*newest.storage, found, 0, "loss_scale");
+    const std::uint64_t skipped = guarded ? step_guard::skipped_in(*guarded, found.id.step) : 0;
+    if (skipped != 0 && guard_ == nullptr) {
+      throw example::usage_error(fmt::format(
+          "--resume: the checkpoint's run has skipped {} of {} steps, which the optimizer does not "
+          "count; add --loss-scale X",
+          skipped, found.id.step));
+    }
     std::vector<double> losses = losses_of(*newest.storage, found);
     load(*newest.storage, found);
-    if (guard_ != nullptr) {
-      // A checkpoint of a run without a guard has none: the scale begins as asked.
-      if (const auto was = llmmem::load_extra(*newest.storage, found, 0, "loss_scale")) guard_->restore(*was);
-    }
+    if (guarded && guard_ != nullptr) guard_->restore(*guarded, found.id.step);
     last_saved_ = found.id.step;
     if (notes_ == nullptr) return losses;
     example::tell(notes_, "resumed from step {}\n", found.id.step);

@@ -17,7 +17,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -379,9 +378,10 @@ class training_options {
   }
 
   void read_guard(command_line& all) const {
-    const auto value = [](const char* name, const std::string& text, double least, double most,
-                          const char* range) -> std::optional<double> {
-      if (text.empty()) return std::nullopt;
+    const auto value = [](const char* name, const std::optional<std::string>& given, double least,
+                          double most, const char* range) -> std::optional<double> {
+      if (!given) return std::nullopt;
+      const std::string& text = *given;
       double read = 0;
       const char* const end = text.data() + text.size();
       const auto [stop, failed] = std::from_chars(text.data(), end, read);
@@ -393,8 +393,9 @@ class training_options {
     };
     const llmmem::loss_scale_options rules;
     all.guard.clip_norm =
-        value("--clip-norm", clip_norm_, std::numeric_limits<double>::min(), 1e300, "above 0");
-    all.guard.loss_scale = value("--loss-scale", loss_scale_, rules.least, rules.most, "from 2^-24 to 2^126");
+        value("--clip-norm", clip_norm_, guard_options::least_clip_norm, 1e300, "from 2^-24 to 1e300");
+    all.guard.loss_scale =
+        value("--loss-scale", loss_scale_, rules.least, guard_options::most_loss_scale, "from 2^-24 to 2^64");
     all.guard.growth_interval =
         static_cast<std::uint32_t>(count("--loss-scale-interval", rules.growth_interval, 1, 1'000'000'000));
     if (!all.guard.loss_scale && numbers_.at("--loss-scale-interval"))
@@ -410,6 +411,13 @@ class training_options {
       throw example::usage_error(
           "--clip-norm and --loss-scale decide by all gradients of a step, which --update in_backward does "
           "not wait for; leave it out");
+    }
+    constexpr std::uint64_t most = std::uint64_t{1} << 31;  // of `gradient_norm`
+    if (const std::uint64_t parameters = all.shape.model().parameters(); parameters > most) {
+      throw example::usage_error(fmt::format(
+          "--clip-norm and --loss-scale add the squares of at most {} gradients, this model has {}; "
+          "lower --layers or --width",
+          most, parameters));
     }
     all.update = update_time::after_backward;
   }
@@ -429,8 +437,8 @@ class training_options {
   std::string parallel_;
   std::string transport_;
   std::string wire_;
-  std::string clip_norm_;
-  std::string loss_scale_;
+  std::optional<std::string> clip_norm_{};
+  std::optional<std::string> loss_scale_{};
   std::string recompute_;
   std::map<std::string, std::optional<std::string>> numbers_;
 };

@@ -463,6 +463,19 @@ TEST_SUITE("wired_collectives") {
       CHECK(equal_bits(each, seen.at(0)));
   }
 
+  TEST_CASE("two hops take groups of any two lengths, also of 2^32 - 1 elements") {
+    const numbers blocks = even_blocks(4001, rank_count{4});
+    // A step per group until both lengths meet would be 2^32 steps; a piece is at most a block.
+    const hop_wires<> wires{wire_form(wire_format::int8, ~0U), wire_form(wire_format::int8, ~0U - 2)};
+    const wired_sum<wire_form> sum(blocks, wires, 2, 256);
+    CHECK(sum.scratch_bytes() == 4 * 4 * 1001 + 3 * (1001 + 4));
+    CHECK(llmmem::detail::common_divisor(12, 18) == 6);
+    CHECK(llmmem::detail::common_divisor(~0U, ~0U - 2) == 1);
+    // 6 and 4 elements: pieces of 12, of which a message of 64 bytes has one.
+    const hop_wires<> short_ones{wire_form(wire_format::int8, 6), wire_form(wire_format::int8, 4)};
+    CHECK(wired_sum<wire_form>(blocks, short_ones, 2, 64).scratch_bytes() == 4 * 4 * 12 + 3 * (12 + 3 * 4));
+  }
+
   TEST_CASE("mismatched sizes are refused before any rank sends, and revoke nothing") {
     in_world(2, 1, [&](ranks_of& ranks, std::uint32_t) {
       collective_call call{.by = ranks.after(second)};

@@ -381,6 +381,11 @@ TEST_SUITE("sharded_wires") {
                            "sharded_state: keeps_errors with plain sums, which lose nothing; give sums "
                            "another wire",
                            argument_error);
+      // Nodes of one rank send contributions between nodes.
+      const wire_form plain;
+      CHECK_THROWS_AS(make(of_two, {.sum = {int8, plain}, .node_ranks = 1, .keeps_errors = true}),
+                      argument_error);
+      CHECK_NOTHROW(make(of_two, {.sum = {plain, int8}, .node_ranks = 1, .keeps_errors = true}));
       if (self == 0) {
         CHECK_THROWS_WITH_AS(
             make(table_partition(flat_uneven::even(tensors, rank_count{1})), {.gather = int8}),
@@ -401,6 +406,25 @@ TEST_SUITE("sharded_wires") {
                            "sharded_state: wires for tensor 'a' with elements of 2 bytes; they carry floats "
                            "only",
                            argument_error);
+    });
+  }
+
+  TEST_CASE("residuals beyond the largest size are refused, also on a rank without pieces") {
+    in_sim_world(2, 1, [&](sim_ranks& ranks, host_space& space, std::uint32_t self) {
+      if (self != 0) return;
+      // Four times 2^62 bytes are 2^64.
+      const std::uint64_t each = std::uint64_t{1} << 60;
+      std::vector<tensor_facts> tensors;
+      for (const char* name : {"a", "b", "c", "d"})
+        tensors.push_back({name, tensor_shape::vector(each), 4});
+      const table_partition on_other(flat_uneven(tensors, std::vector<std::uint64_t>{0, 0, 4 * each}));
+      const wire_form int8(wire_format::int8);
+      const auto make = [&](bool keeps_errors) {
+        sim_state state(on_other, tensors, ranks, space,
+                        {.wires = {.sum = {int8, int8}, .keeps_errors = keeps_errors}});
+      };
+      CHECK_NOTHROW(make(false));
+      CHECK_THROWS_AS(make(true), length_error);
     });
   }
 }

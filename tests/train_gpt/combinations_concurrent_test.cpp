@@ -431,6 +431,47 @@ TEST_CASE("clipped steps are shorter, and without ranks have the bits of one ran
   }
 }
 
+TEST_CASE("a loss scale of any power of two changes no bits, also of clipped steps") {
+  // 70 times the scale doubles: it stays at 2^64.
+  const nlohmann::json clipped = json_of({"--clip-norm", "1e-6"}, 2);
+  for (const std::string scale : {"5.9604644775390625e-08", "1024", "18446744073709551616"}) {
+    const nlohmann::json scaled = json_of({"--clip-norm", "1e-6", "--loss-scale", scale}, 2);
+    CHECK(scaled["digest"] == clipped["digest"]);
+    CHECK(scaled["skipped_steps"] == 0);
+  }
+  const nlohmann::json most =
+      json_of({"--loss-scale", "9223372036854775808", "--loss-scale-interval", "1"}, 3);
+  CHECK(most["loss_scale"] == 0x1p+64);
+}
+
+TEST_CASE("a run resumes with a loss scale or without one, and not with another limit of the norm") {
+  const arguments every{"--checkpoint-every", "1", "--resume", "--checkpoint-dir"};
+  const auto saved = [&](const temporary_folder& folder, arguments by) {
+    by.insert(by.end(), every.begin(), every.end());
+    by.push_back(folder.file("saved"));
+    return by;
+  };
+  const temporary_folder clips;
+  static_cast<void>(json_of(saved(clips, {"--clip-norm", "0.25"}), 1));
+  for (const arguments& other : std::vector<arguments>{{}, {"--clip-norm", "0.5"}, {"--loss-scale", "8"}}) {
+    const outcome refused = run(saved(clips, other), 2);
+    CHECK(refused.status == exit_status::wrong_usage);
+    CHECK(refused.notes.find("clip-norm 0.25") != refused.notes.npos);
+  }
+  // Without a scale, with one, which begins as asked, and without it again.
+  const nlohmann::json clipped = json_of({"--clip-norm", "0.25"}, 3);
+  CHECK(json_of(saved(clips, {"--clip-norm", "0.25", "--loss-scale", "1024"}), 2)["loss_scale"] == 1024);
+  const nlohmann::json without = json_of(saved(clips, {"--clip-norm", "0.25"}), 3);
+  CHECK(without["loss_scale"] == 1);
+  CHECK(without["digest"] == clipped["digest"]);
+  const temporary_folder free;
+  static_cast<void>(json_of(saved(free, {}), 1));
+  const outcome refused = run(saved(free, {"--clip-norm", "0.25"}), 2);
+  CHECK(refused.status == exit_status::wrong_usage);
+  static_cast<void>(json_of(saved(free, {"--loss-scale", "8"}), 2));
+  CHECK(json_of(saved(free, {}), 3)["digest"] == json_of({}, 3)["digest"]);
+}
+
 TEST_CASE("the loss scale grows, and its count of clean steps is in the checkpoint") {
   const arguments scaled{"--loss-scale", "1024", "--loss-scale-interval", "3"};
   const nlohmann::json grown = json_of(scaled, 4);

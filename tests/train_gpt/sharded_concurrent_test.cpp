@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "support/program_run.hpp"
+#include "support/temporary_folder.hpp"
 #include "support/tiny_gpt.hpp"
 #include "train_gpt/application.hpp"
 #include "train_gpt/ranks_run.hpp"
@@ -207,9 +209,16 @@ TEST_CASE("each wrong option of ranks has its own error, with valid values") {
         "changes; "
         "leave one of the two out" +
             hint);
-  CHECK(wrong({"--clip-norm", "0"}) == "train_gpt: --clip-norm \"0\": must be a number above 0" + hint);
-  CHECK(wrong({"--loss-scale", "two"}) ==
-        "train_gpt: --loss-scale \"two\": must be a number from 2^-24 to 2^126" + hint);
+  for (const std::string text : {"0", "-1", "inf", "nan", "1e-40", "1e301", "1e400", "", " 1", "1x"}) {
+    CHECK(wrong({"--clip-norm", text}) ==
+          "train_gpt: --clip-norm \"" + text + "\": must be a number from 2^-24 to 1e300" + hint);
+  }
+  for (const std::string text : {"two", "0", "-2", "inf", "nan", "5e-8", "2e19", "1e-45", ""}) {
+    CHECK(wrong({"--loss-scale", text}) ==
+          "train_gpt: --loss-scale \"" + text + "\": must be a number from 2^-24 to 2^64" + hint);
+  }
+  CHECK(wrong({"--loss-scale", "2", "--loss-scale-interval", "0"}) ==
+        "train_gpt: --loss-scale-interval \"0\": must be a whole number from 1 to 1000000000" + hint);
   CHECK(wrong({"--loss-scale-interval", "3"}) ==
         "train_gpt: --loss-scale-interval is of a loss scale; add --loss-scale X" + hint);
   CHECK(
@@ -217,6 +226,10 @@ TEST_CASE("each wrong option of ranks has its own error, with valid values") {
       "train_gpt: --clip-norm and --loss-scale decide by all gradients of a step, which --update in_backward "
       "does not wait for; leave it out" +
           hint);
+  CHECK(wrong({"--clip-norm", "1", "--layers", "1024", "--width", "2048"})
+            .starts_with(
+                "train_gpt: --clip-norm and --loss-scale add the squares of at most 2147483648 gradients, "
+                "this model has 515"));
   CHECK(wrong({"--recompute", "half"}) ==
         "train_gpt: --recompute: 'half' is unknown; there are none, selective, full and budget:BYTES" + hint);
   CHECK(wrong({"--recompute", "budget:0"}) ==
@@ -449,7 +462,7 @@ std::vector<guarded_end> train_guarded(zero_stage stage, std::uint32_t ahead,
         // As a run that is resumed after every step.
         const std::vector<std::byte> saved = guard.saved();
         step_guard resumed(asked, voice);
-        resumed.restore(saved);
+        resumed.restore(saved, step + 1);
         CHECK(resumed.saved() == saved);
       }
       ends[seat] = {training.digest(), guard.skipped(), guard.scale()};
@@ -480,4 +493,57 @@ TEST_CASE("an overflow on one rank skips the step on all, as if it had not been"
   const auto wired = train_guarded(zero_stage::gradients, 0, {0, 2}, never, {.clip_norm = 0.25}, wires);
   CHECK(train_guarded(zero_stage::gradients, 0, {0, 1, 2}, 1, asked, wires) ==
         std::vector(3, guarded_end{wired[0].digest, 1, 512}));
+}
+
+TEST_CASE("a guard refuses a damaged state, and a run without a guard one that has skipped steps") {
+  rank_voice alone;
+  step_guard guard({.loss_scale = 8.0}, alone);
+  const auto with = [&](std::size_t at, const auto& value) {
+    std::vector<std::byte> bytes = guard.saved();
+    std::memcpy(bytes.data() + at, &value, sizeof(value));
+    return bytes;
+  };
+  const std::vector<std::byte> skipped_two = with(8, std::uint64_t{2});
+  for (const std::vector<std::byte>& damaged :
+       {std::vector<std::byte>(23), std::vector<std::byte>{}, skipped_two,
+        with(0, std::numeric_limits<double>::quiet_NaN()), with(0, -1.0), with(0, 0x1p+65)}) {
+    CHECK_THROWS_AS(guard.restore(damaged, 1), llmmem::format_error);
+    CHECK(guard.skipped() == 0);
+    CHECK(guard.scale() == 8);
+  }
+  guard.restore(skipped_two, 2);
+
+  const llmmem_tests::temporary_folder folder;
+  llmmem::termination_request termination;
+  command_line asked;
+  asked.shape = shape;
+  asked.steps = steps;
+  asked.checkpoints = {.folder = folder.file("saved"), .every = 1, .termination = &termination};
+  named_text from = load_text(readme);
+  const corpus text(from.name, std::move(from.text), shape);
+  llmmem::host_space space({.budget = std::uint64_t{1} << 24, .name = "state"});
+  host_state<float, llmmem::host_space> state(space, shape);
+  erased_state held(state);
+  for (std::size_t i = 0; i < shape.layers(); ++i) {
+    for (const state_kind kind : {state_kind::weights, state_kind::mean, state_kind::variance}) {
+      const auto values = held.acquire(shape.layer(i), kind, lease_mode::write);
+      std::fill(values.begin(), values.end(), 0.0F);
+      held.release(shape.layer(i), kind, lease_mode::write);
+    }
+  }
+  {
+    run_checkpoints<true> checkpoints(asked, run_identity(asked, text), held, alone, nullptr, &guard);
+    const double losses[] = {1.0, 1.0};
+    static_cast<void>(checkpoints.begin());
+    checkpoints.after_step(2, losses, 0.1);
+    CHECK(checkpoints.finish().empty());
+  }
+  const std::vector<std::string> resumed{"--checkpoint-dir", folder.file("saved"), "--resume"};
+  CHECK(run(resumed).status == exit_status::wrong_usage);
+  CHECK(run(resumed).notes.find("has skipped 2 of 2 steps") != std::string::npos);
+  std::vector<std::string> scaled = resumed;
+  scaled.insert(scaled.end(), {"--loss-scale", "64"});
+  const nlohmann::json json = json_of(scaled);
+  CHECK(json["skipped_steps"] == 2);
+  CHECK(json["loss_scale"] == 8);
 }

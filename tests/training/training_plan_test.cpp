@@ -200,4 +200,33 @@ TEST_SUITE("training_plan") {
     CHECK(usual.taken(1 << 20) == 1 << 20);
     CHECK_THROWS_AS(static_cast<void>(usual.taken(max_bytes)), length_error);
   }
+
+  TEST_CASE("each sum past 2^63 - 1 bytes is refused, and none wraps to a small number") {
+    const auto refusal = [](const training_plan& plan, std::size_t layers, std::uint64_t parameters) {
+      training_shape shape;
+      for (std::size_t i = 0; i < layers; ++i)
+        shape.layers.push_back({.parameters = parameters});
+      try {
+        static_cast<void>(predict(plan, shape, rank_id{0}));
+      } catch (const length_error& refused) {
+        const std::string text = refused.what();
+        return text.substr(0, text.find_first_of("0123456789"));
+      }
+      return std::string("none");
+    };
+    constexpr std::uint64_t large = std::uint64_t{1} << 58;
+    const wire_form int4(wire_format::int4);
+    training_plan plan{.ranks = 64, .zero = zero_stage::weights};
+    CHECK(refusal(plan, 16, large) == "training_plan: bytes sent: ");
+    plan.wires = {.gather = int4, .sum = {int4, int4}};
+    CHECK(refusal(plan, 8, large) == "none");
+    plan.wires.keeps_errors = true;
+    CHECK(refusal(plan, 8, large) == "training_plan: bytes of state: ");
+    plan.wires = {.gather = int4, .sum = {int4, int4}, .node_ranks = 64};
+    CHECK(refusal(plan, 8, large) == "none");
+    CHECK(refusal({.ranks = 2048, .zero = zero_stage::weights, .gather_ahead = 15}, 16, large / 2) ==
+          "training_plan: bytes of gathered layers: ");
+    plan = {.ranks = 2, .zero = zero_stage::none, .tiers = {std::uint64_t{1} << 62}};
+    CHECK(refusal(plan, 8, large) == "training_plan: bytes of state: ");
+  }
 }

@@ -33,7 +33,7 @@ enum class wire_format : std::uint8_t {
 /// The scale of a group.
 enum class wire_scale : std::uint8_t {
   f32,   ///< 4 bytes: the largest element of a group is restored exactly
-  bf16,  ///< 2 bytes: rounded up, by at most 2^-7 of it
+  bf16,  ///< 2 bytes: rounded up, by at most 2^-7 of it (below 2^-126, by less than 2^-133)
 };
 
 /// Converts floats to the form of a message and back. Collectives take any such type.
@@ -65,9 +65,9 @@ concept wire_codec =
 ///     restored = code * (amax / qmax)
 ///
 /// computed in double precision and rounded once to a float. So a group's positive and negative maximum is
-/// restored exactly, and a restored group has the same codes again (with a scale of f32). All other elements
-/// are within half a step, amax / 254 (int8) or amax / 14 (int4), plus one rounding of a float; e4m3 within
-/// 2^-4 of an element, or amax / 448 x 2^-10 near zero.
+/// restored exactly, and a restored group has the same codes again (with a scale of f32, and with e4m3 if
+/// amax is at least 2^-126). All other elements are within half a step, amax / 254 (int8) or amax / 14
+/// (int4), plus one rounding of a float; e4m3 within 2^-4 of an element, or amax / 448 x 2^-10 near zero.
 ///
 /// A group with an infinite or NaN element is restored as NaNs, all of it: a broken value does not become a
 /// plausible one, and neighbouring groups are unaffected. In bf16 and plain messages such values remain what

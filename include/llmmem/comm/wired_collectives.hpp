@@ -18,6 +18,7 @@ inline namespace v0 {
 
 // As the collectives of bytes: all ranks make the same call with the same sizes and wires; a rank that finds
 // a failure ends its call with that failure and revokes the transport, and the floats are then undefined.
+// A message has no name of its wire: ranks with other wires find a failure only where lengths differ.
 // `blocks` has the first *element* of each rank's block, and the end of the last one: N + 1 numbers.
 //
 // Groups count from the beginning of each block. Each rank restores every message from the bytes that were
@@ -40,10 +41,10 @@ result<void> all_gather(T& ranks, std::span<float> values, std::span<const std::
 /// Sums the blocks r of all ranks into rank r's block of `values`; the other blocks are unchanged. Always
 /// direct (`reduce_algorithm`), because a ring would round at each of its steps.
 ///
-/// @param residual  empty, or as many floats as `values`, zeros at first: *error feedback*. They are added to
-///                  the values before these are encoded, and become the difference that the wire lost, 0
-///                  where it is not finite. So what one step loses is part of the next one's sum. (Seide et
-///                  al., "1-bit stochastic gradient descent", Interspeech 2014.)
+/// @param residual  empty, or as many floats as `values`, in other memory, zeros at first: *error feedback*.
+///                  They are added to the values before these are encoded, and become the difference that
+///                  the wire lost, 0 where it is not finite. So what one step loses is part of the next
+///                  one's sum. (Seide et al., "1-bit stochastic gradient descent", Interspeech 2014.)
 template <transport T, wire_codec W>
 result<void> reduce_scatter(T& ranks, std::span<float> values, std::span<const std::uint64_t> blocks,
                             const W& wire, collective_call& call, std::span<float> residual = {});

@@ -45,6 +45,16 @@ namespace detail {
   return (std::bit_cast<std::uint32_t>(lost) & 0x7F80'0000U) == 0x7F80'0000U ? 0.0F : lost;
 }
 
+/// Returns the greatest number that divides both, by Euclid's algorithm. @pre neither is 0
+[[nodiscard]] constexpr std::uint64_t common_divisor(std::uint64_t a, std::uint64_t b) noexcept {
+  while (b != 0) {
+    const std::uint64_t rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
 }  // namespace detail
 
 /// A sum over a wire, and its memory. In one hop: `reduce_scatter`; in two: `two_hop_reduce_scatter`.
@@ -69,9 +79,9 @@ class wired_sum {
       nodes_ = 1;
     }
     std::uint64_t unit = wires_.within.group();
-    // Whole groups of both wires.
-    while (nodes_ > 1 && unit % wires_.between.group() != 0)
-      unit += wires_.within.group();
+    // Whole groups of both wires: the least common multiple, which is below 2^64.
+    if (nodes_ > 1)
+      unit = unit / detail::common_divisor(unit, wires_.between.group()) * wires_.between.group();
     piece_ = std::max<std::uint64_t>(segment_bytes / 4 / unit, 1) * unit;
     for (std::uint32_t rank = 0; rank < world_; ++rank)
       most_ = std::max(most_, elements_of(rank));

@@ -32,6 +32,10 @@ struct sharded_wires {
   [[nodiscard]] constexpr bool is_plain() const noexcept {
     return has_plain_gathers() && has_plain_sums() && !keeps_errors;
   }
+  /// Returns the wire of contributions: with nodes of one rank, the hop within a node sends nothing.
+  [[nodiscard]] constexpr const wire_form& of_contributions() const noexcept {
+    return node_ranks == 1 ? sum.between : sum.within;
+  }
   /// Returns the wire of the second half of an all-reduce.
   [[nodiscard]] constexpr const wire_form& of_sums() const noexcept {
     return node_ranks == 0 ? sum.within : sum.between;
@@ -44,15 +48,14 @@ struct sharded_wires {
 };
 
 /// Refuses wires that `world` ranks cannot use.
-/// @throws argument_error  for nodes that do not divide the world, and for errors to keep of a plain sum,
-/// which
-///                         loses nothing.
+/// @throws argument_error  for nodes that do not divide the world, and for errors to keep of contributions
+///                         over a plain wire, which loses nothing.
 inline void check_wires(const sharded_wires& wires, std::uint32_t world, const std::string& name) {
   if (wires.node_ranks != 0 && world % wires.node_ranks != 0) {
     throw argument_error(name + ": nodes of " + std::to_string(wires.node_ranks) + " ranks do not divide " +
                          std::to_string(world) + " ranks; give a divisor, or 0 for one hop");
   }
-  if (wires.keeps_errors && wires.sum.within.is_plain())
+  if (wires.keeps_errors && wires.of_contributions().is_plain())
     throw argument_error(name + ": keeps_errors with plain sums, which lose nothing; give sums another wire");
 }
 

@@ -187,6 +187,9 @@ struct step_decision {
 /// with a gradient that is not finite. Other steps get the factor 1 / scale, times max_norm / norm if the
 /// norm is above `max_norm`. Updates the scale. Equal inputs on all ranks give equal decisions.
 ///
+/// A factor below 2^-126 has fewer bits than a float has, and below 2^-150 it is 0, which clears all
+/// gradients: keep max_norm above 2^-126 of the largest norm with the loss scale.
+///
 /// @param max_norm  infinity disables clipping.
 /// @throws argument_error  for a max_norm that is not above 0, which would clear or invert all gradients.
 ///                         Nothing has changed then.

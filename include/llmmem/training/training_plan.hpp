@@ -113,7 +113,9 @@ struct training_prediction {
   std::vector<predicted_bytes> tiers{};   ///< the most in each tier at once; none in plain memory
   predicted_bytes fast{};                 ///< everything in the fastest memory
   std::uint64_t largest_lease_bytes = 0;  ///< the least budget of the first tier that can work
-  std::uint64_t sent_per_step = 0;        ///< to other ranks: gathers, sums, refreshes
+  /// To other ranks: gathers, sums, refreshes. With `gather_ahead` at most, if layers differ in size: a plan
+  /// of gathers that has memory for more layers gathers fewer of them twice.
+  std::uint64_t sent_per_step = 0;
   std::uint64_t sent_once = 0;    ///< by the setup of weights, and by each use of all weights in turn (zero
                                   ///< 3)
   std::uint64_t saved_bytes = 0;  ///< of each checkpoint, by this rank

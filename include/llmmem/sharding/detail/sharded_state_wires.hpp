@@ -132,7 +132,7 @@ void sharded_state<Partition, Transport, Space, Pieces>::take_wires() {
                            std::to_string(each.element_bytes) + " bytes; they carry floats only");
     }
     residual_of_.push_back(bytes);
-    bytes += each.bytes();
+    if (wires.keeps_errors) bytes = checked_add(bytes, each.bytes(), options_.name.c_str());
   }
   if (!wires.keeps_errors || to_number(layout_.world()) == 1) return;
   residuals_.take(*space_, bytes, options_.alignment).value();

@@ -278,6 +278,11 @@ class step_writer {
   std::vector<chunk> kept_{};
 };
 
+/// Adds bytes, of which a plan may have too many.
+inline void add_bytes(std::uint64_t& to, std::uint64_t more, const char* what) {
+  to = checked_add(to, more, what);
+}
+
 /// Returns the most bytes of activations at once, if ranges are rounded as `memory` says.
 [[nodiscard]] inline std::uint64_t records_at_once(const training_shape& shape,
                                                    const memory_rounding& memory) {
@@ -319,16 +324,18 @@ class step_writer {
   std::uint64_t most = 0;
   std::uint64_t most_sum = 0;       // gradients and the messages of their sum
   std::uint64_t most_messages = 0;  // of a gather
+  constexpr const char* what = "training_plan: bytes of gathered layers";
   std::vector<std::uint64_t> wholes;
   for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
     const std::uint64_t whole = plan.memory.taken(shares.whole(layer));
     const std::uint64_t weights = shares.is_gathered(layer, state_kind::weights) ? whole : 0;
-    const std::uint64_t sum = (shares.is_gathered(layer, state_kind::gradients) ? whole : 0) +
-                              plan.memory.taken(shares.sum_bytes(layer));
+    const std::uint64_t sum = checked_add(shares.is_gathered(layer, state_kind::gradients) ? whole : 0,
+                                          plan.memory.taken(shares.sum_bytes(layer)), what);
     // The embedding's gradients are made without its weights.
     const std::uint64_t messages = plan.memory.taken(shares.gather_bytes(layer));
     const bool needs_weights = layer != 0 && !shares.has_weights_back(layer);
-    most = std::max({most, weights + messages, sum + (needs_weights ? weights : 0)});
+    most = std::max(
+        {most, checked_add(weights, messages, what), checked_add(sum, needs_weights ? weights : 0, what)});
     most_sum = std::max(most_sum, sum);
     most_messages = std::max(most_messages, messages);
     wholes.push_back(weights);
@@ -343,32 +350,33 @@ class step_writer {
   for (std::size_t first = 0; first < uses.size(); ++first) {
     std::uint64_t bytes = 0;
     for (std::size_t i = first; i < uses.size() && i - first <= plan.gather_ahead; ++i)
-      bytes += uses[i];
+      add_bytes(bytes, uses[i], what);
     in_a_row = std::max(in_a_row, bytes);
   }
   std::uint64_t all = 0;
   for (const std::uint64_t each : wholes)
-    all += each;
-  return {std::min(in_a_row, all) + most_sum + most_messages, true};
+    add_bytes(all, each, what);
+  return {checked_add(checked_add(std::min(in_a_row, all), most_sum, what), most_messages, what), true};
 }
 
 /// Counts the bytes that a rank sends, in a step and outside of steps.
 inline void count_sent(const training_plan& plan, const rank_shares_of& shares, training_prediction& into) {
+  constexpr const char* what = "training_plan: bytes sent";
   const std::uint64_t others = plan.ranks - 1;
   const std::size_t layers = shares.layers();
   const bool is_gathered = is_sharded(plan.zero, state_kind::weights);
   const std::size_t stay =
       plan.gather_ahead == 0 ? 0 : std::min<std::size_t>(plan.gather_ahead + 1, layers - 1);
   for (std::size_t layer = 0; layer < layers; ++layer) {
-    into.sent_per_step += shares.sent_by_sum(layer);
+    add_bytes(into.sent_per_step, shares.sent_by_sum(layer), what);
     if (is_gathered) {
       const bool is_read_back = layer != 0 && layer < layers - stay;
-      into.sent_per_step += shares.sent_by_gather(layer);
-      if (is_read_back) into.sent_per_step += shares.sent_by_gather_back(layer);
-      into.sent_once += shares.sent_by_gather(layer);
+      add_bytes(into.sent_per_step, shares.sent_by_gather(layer), what);
+      if (is_read_back) add_bytes(into.sent_per_step, shares.sent_by_gather_back(layer), what);
+      add_bytes(into.sent_once, shares.sent_by_gather(layer), what);
     } else if (plan.zero != zero_stage::none) {
-      into.sent_per_step += shares.owned(layer) * others;
-      into.sent_once += shares.owned(layer) * others;
+      add_bytes(into.sent_per_step, shares.owned(layer) * others, what);
+      add_bytes(into.sent_once, shares.owned(layer) * others, what);
     }
   }
 }
@@ -429,15 +437,17 @@ inline training_prediction predict(const training_plan& plan, const training_sha
   }
   const detail::rank_shares_of shares(plan, shape, rank);
   training_prediction all;
+  constexpr const char* state = "training_plan: bytes of state";
+  constexpr const char* memory = "training_plan: bytes";
   std::uint64_t compute_ns = 0;
   for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
     const training_layer& it = shape.layers[layer];
-    all.kept.weights += shares.local(layer, state_kind::weights);
-    all.kept.gradients += shares.local(layer, state_kind::gradients);
-    all.saved_bytes += shares.owned(layer);
+    detail::add_bytes(all.kept.weights, shares.local(layer, state_kind::weights), state);
+    detail::add_bytes(all.kept.gradients, shares.local(layer, state_kind::gradients), state);
+    detail::add_bytes(all.saved_bytes, shares.owned(layer), state);
     for (const detail::optimizer_array array : detail::optimizer_arrays) {
-      all.kept.optimizer += shares.state(layer, array);
-      all.saved_bytes += shares.owned_state(layer, array);
+      detail::add_bytes(all.kept.optimizer, shares.state(layer, array), state);
+      detail::add_bytes(all.saved_bytes, shares.owned_state(layer, array), state);
     }
     compute_ns += it.forward_ns + it.backward_ns + it.update_ns + it.rebuild_ns;
   }
@@ -447,19 +457,20 @@ inline training_prediction predict(const training_plan& plan, const training_sha
   detail::count_sent(plan, shares, all);
   if (plan.wires.keeps_errors && plan.ranks > 1) {
     for (std::size_t layer = 0; layer < shares.layers(); ++layer)
-      all.residual_bytes += shares.whole(layer);
+      detail::add_bytes(all.residual_bytes, shares.whole(layer), state);
     all.residual_bytes = plan.memory.taken(all.residual_bytes);
   }
   for (std::size_t layer = 0; layer < shares.layers(); ++layer)
-    all.secondary_bytes += shares.secondary(layer);
+    detail::add_bytes(all.secondary_bytes, shares.secondary(layer), state);
   all.secondary_bytes = plan.memory.taken(all.secondary_bytes);
-  all.fast = {all.gathered.bytes + all.residual_bytes + all.secondary_bytes + all.workspace_bytes,
-              all.gathered.is_bound};
+  all.fast = {all.gathered.bytes, all.gathered.is_bound};
+  for (const std::uint64_t more : {all.residual_bytes, all.secondary_bytes, all.workspace_bytes})
+    detail::add_bytes(all.fast.bytes, more, memory);
   if (plan.tiers.empty()) {
     all.resident_state_bytes = detail::resident_state(plan, shares);
     all.resident_records_bytes = detail::records_at_once(shape, plan.memory);
-    all.fast.bytes = checked_add(all.fast.bytes, all.resident_state_bytes + all.resident_records_bytes,
-                                 "training_plan: bytes");
+    detail::add_bytes(all.fast.bytes, all.resident_state_bytes, memory);
+    detail::add_bytes(all.fast.bytes, all.resident_records_bytes, memory);
   } else {
     const schedule_trace trace = step_trace(plan, shape, rank);
     std::uint64_t chunks = 0;
@@ -473,7 +484,7 @@ inline training_prediction predict(const training_plan& plan, const training_sha
     for (const std::uint64_t budget : plan.tiers)
       all.tiers.push_back({budget, true});
     all.tiers.push_back({chunks, false});
-    all.fast = {all.fast.bytes + all.tiers.front().bytes, true};
+    all.fast = {checked_add(all.fast.bytes, all.tiers.front().bytes, memory), true};
     if (!links.empty()) {
       const plan_bound bound = lower_bound(
           trace, {.budgets = plan.tiers, .links = {links.begin(), links.end()}}, bounded_iteration::steady);
