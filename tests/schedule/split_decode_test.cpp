@@ -437,10 +437,11 @@ TEST_CASE("a split serves at least as many sequences in a second as the device a
       neo_sequences += rule.sequences;
     }
     CHECK(ours > 1.05 * alone);
-    MESSAGE(std::string(of->name) << ": device alone " << static_cast<double>(alone_sequences) / queues << " sequences, "
-                     << alone_ns / 1000 << " us, " << alone << "/s; NEO's rule "
-                     << static_cast<double>(neo_sequences) / queues << ", " << neo_ns / 1000 << " us, " << neo
-                     << "/s; the same sequences by plan " << same_ns / 1000 << " us, " << same
-                     << "/s; as many as pay " << ours << "/s");
+    MESSAGE(std::string(of->name) << ": device alone " << static_cast<double>(alone_sequences) / queues
+                                  << " sequences, " << alone_ns / 1000 << " us, " << alone
+                                  << "/s; NEO's rule " << static_cast<double>(neo_sequences) / queues << ", "
+                                  << neo_ns / 1000 << " us, " << neo << "/s; the same sequences by plan "
+                                  << same_ns / 1000 << " us, " << same << "/s; as many as pay " << ours
+                                  << "/s");
   }
 }

@@ -26,7 +26,7 @@ enum class decode_side : std::uint8_t { device, host };
 struct split_sequence {
   std::uint64_t tokens = 0;  ///< of context that the step's rows attend to; of several rows, their sum
   std::uint64_t blocks = 0;  ///< that it takes on the device at the end of the step
-  /// The side where its keys and values lie, if they are to stay there. Empty: the plan chooses.
+  /// The side where its keys and values are, if they are to stay there. Empty: the plan chooses.
   std::optional<decode_side> fixed{};
 };
 

@@ -44,7 +44,7 @@ struct split_sums {
 /// A choice: true for the host.
 using split_choice = std::vector<bool>;
 
-inline void put(split_sums& sums, const split_item& item, bool to_host, bool from_host) noexcept {
+inline void place_item(split_sums& sums, const split_item& item, bool to_host, bool from_host) noexcept {
   if (to_host == from_host) return;
   if (to_host) {
     sums.device -= item.device;
@@ -92,7 +92,7 @@ inline void put(split_sums& sums, const split_item& item, bool to_host, bool fro
     std::size_t which = 0;
     while ((turn >> which & 1) == 0)
       ++which;
-    put(sums, problem.items[which], !now[which], now[which]);
+    place_item(sums, problem.items[which], !now[which], now[which]);
     now[which] = !now[which];
     if (sums.blocks > problem.blocks) continue;
     const auto found = std::pair(step_time(problem, sums), sums.on_host);
@@ -107,7 +107,7 @@ inline void put(split_sums& sums, const split_item& item, bool to_host, bool fro
 /// The fractional choice for a weight of the device's time, with 1 minus that of the host's.
 struct weighed_split {
   split_choice choice{};  ///< a sequence that is cut in two counts as the host's
-  double value = 0;       ///< a bound on the step, whatever the weight is
+  double value = 0;       ///< a bound on the step, for any weight
   bool device_longer = false;
 };
 
@@ -214,7 +214,7 @@ inline void walk_splits(const split_problem& problem, const split_relaxation& be
   split_sums sums = sums_of(problem, now);
   record.offer(now, sums);
   const auto move = [&](std::size_t i) {
-    put(sums, problem.items[i], !now[i], now[i]);
+    place_item(sums, problem.items[i], !now[i], now[i]);
     now[i] = !now[i];
     record.offer(now, sums);
   };
@@ -253,13 +253,13 @@ inline void exchange_splits(const split_problem& problem, std::uint64_t bound, s
     };
     for (std::size_t a = 0; a < count; ++a) {
       split_sums sums = record.sums();
-      put(sums, problem.items[a], !now[a], now[a]);
+      place_item(sums, problem.items[a], !now[a], now[a]);
       consider(sums, a, count);
       if (now[a]) continue;
       for (std::size_t b = 0; b < count; ++b) {
         if (!now[b]) continue;
         split_sums exchanged = sums;
-        put(exchanged, problem.items[b], false, true);
+        place_item(exchanged, problem.items[b], false, true);
         consider(exchanged, a, b);
       }
     }
