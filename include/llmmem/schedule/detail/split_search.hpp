@@ -6,9 +6,9 @@
 #include <llmmem/config.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -128,7 +128,10 @@ struct weighed_split {
     const double each =
         (1 - weight) * static_cast<double>(item.host) - weight * static_cast<double>(item.device);
     // A sequence without blocks takes no budget, so it comes first.
-    if (each > 0) gains.push_back({item.blocks == 0 ? HUGE_VAL : each / static_cast<double>(item.blocks), i});
+    if (each > 0)
+      gains.push_back({item.blocks == 0 ? std::numeric_limits<double>::infinity()
+                                        : each / static_cast<double>(item.blocks),
+                       i});
   }
   std::ranges::sort(gains, [](const gain& a, const gain& b) {
     return a.of_block != b.of_block ? a.of_block > b.of_block : a.item < b.item;
