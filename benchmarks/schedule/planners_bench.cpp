@@ -1,17 +1,30 @@
-// The time of the planners of schedule/, which run offline.
+// The time of the planners of schedule/, which run offline, and of those that run in each step.
 //
 //   simulate_pipeline/devices/micro_batches   a 1F1B order
-//   bubble_fill/items                         greedy, cut freely, on one device whose bubbles have room for
-//   all bubble_fill_exact/items                   the same, the exact search partition_alike/layers/devices
-//   min_comm_partition of equal layers, 4 micro-batches partition_random/layers/devices           of layers
-//   that differ by up to nine times cross_mapping/devices                     two to a link solve_placement,
-//   round_placement          three tiers; 80, 80 and 1 chunks
+//
+//   bubble_fill/items                         greedy, cut freely, on one device with room for all
+//
+//   bubble_fill_exact/items                   the same, the exact search
+//
+//   partition_alike/layers/devices            min_comm_partition of equal layers, 4 micro-batches
+//
+//   partition_random/layers/devices           of layers that differ by up to nine times
+//
+//   cross_mapping/devices                     two to a link
+//
+//   solve_placement, round_placement          three tiers; 80, 80 and 1 chunks
+//
+//   split_decode/sequences                    of 20 to 4,120 tokens, blocks for three of four
+//
+//   stagger/requests                          of 20 to 419 tokens and 1 to 400 steps
 
 #include <llmmem/schedule/bubble_fill.hpp>
 #include <llmmem/schedule/cross_mapping.hpp>
 #include <llmmem/schedule/min_comm_partition.hpp>
 #include <llmmem/schedule/pipeline_timeline.hpp>
 #include <llmmem/schedule/placement.hpp>
+#include <llmmem/schedule/split_decode.hpp>
+#include <llmmem/schedule/stagger.hpp>
 
 #include <benchmark/benchmark.h>
 
@@ -114,6 +127,33 @@ void mapping(benchmark::State& state) {
     benchmark::DoNotOptimize(cross_mapping(devices, overlap, shares).contention);
 }
 BENCHMARK(mapping)->Name("cross_mapping")->Arg(8)->Arg(10)->Unit(benchmark::kMillisecond);
+
+void split(benchmark::State& state) {
+  std::vector<split_sequence> sequences;
+  std::uint64_t seed = 3;
+  std::uint64_t blocks = 0;
+  for (std::int64_t i = 0; i < state.range(0); ++i) {
+    const std::uint64_t tokens = 20 + next_random(seed) % (100 + next_random(seed) % 4000);
+    sequences.push_back({.tokens = tokens, .blocks = tokens / 16 + 1});
+    blocks += sequences.back().blocks;
+  }
+  const split_rates rates{.device = {.fixed_ns = 5'000'000, .token_ps = 39'000},
+                          .host = {.fixed_ns = 800'000, .token_ps = 427'000},
+                          .link_ns = 14'000};
+  for (auto _ : state)
+    benchmark::DoNotOptimize(split_decode(sequences, rates, blocks * 3 / 4).step_ns);
+}
+BENCHMARK(split)->Name("split_decode")->Arg(12)->Arg(50)->Arg(200)->Arg(1000)->Unit(benchmark::kMicrosecond);
+
+void start_apart(benchmark::State& state) {
+  std::vector<stagger_request> requests;
+  std::uint64_t seed = 3;
+  for (std::int64_t i = 0; i < state.range(0); ++i)
+    requests.push_back({.prompt = 20 + next_random(seed) % 400, .steps = 1 + next_random(seed) % 400});
+  for (auto _ : state)
+    benchmark::DoNotOptimize(stagger(requests, 20 * 820).end_step);
+}
+BENCHMARK(start_apart)->Name("stagger")->Arg(100)->Arg(1000)->Unit(benchmark::kMicrosecond);
 
 constexpr placement_facts large{.weight_bytes = 140'000'000'000,
                                 .kv_bytes = 180'000'000'000,

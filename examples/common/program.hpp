@@ -73,7 +73,7 @@ class usage_error : public llmmem::error {
 template <std::size_t Count>
 [[nodiscard]] std::array<std::uint64_t, Count> usage_named_counts(
     const std::string& option, const std::string& text, const std::array<std::string_view, Count>& names,
-    std::uint64_t most) {
+    std::uint64_t most, std::string_view unit = "blocks") {
   std::array<std::uint64_t, Count> counts{};
   for (std::size_t at = 0; at <= text.size();) {
     const std::size_t end = std::min(text.find(',', at), text.size());
@@ -84,7 +84,7 @@ template <std::size_t Count>
       std::string each;
       for (std::size_t i = 0; i < Count; ++i)
         each += fmt::format("{}{}=N", i == 0 ? "" : i + 1 == Count ? " or " : ", ", names[i]);
-      throw usage_error(given(option, text) + ": each part is " + each + ", of blocks");
+      throw usage_error(given(option, text) + ": each part is " + each + ", of " + std::string(unit));
     }
     std::uint64_t& count = counts[static_cast<std::size_t>(name - names.begin())];
     if (count != 0) throw usage_error(given(option, text) + ": " + std::string(*name) + " stands twice");

@@ -78,6 +78,16 @@ inline void run_tiers(const command_line& asked, std::FILE* out) {
     throw llmmem::error("the cache with tiers came to other bits than the one with room for all");
 }
 
+/// Requests over a cache that is split between a device and the host.
+inline void run_split(const command_line& asked, std::FILE* out) {
+  const split_finding found = compare_split(asked.what, *asked.split);
+  example::write(
+      out, asked.json ? to_json(*asked.split, asked.what, found) : to_report(*asked.split, asked.what, found),
+      "standard output");
+  if (!found.is_identical())
+    throw llmmem::error("the split cache came to other bits than the contiguous one");
+}
+
 /// A trained model on a text.
 inline void run_perplexity(const command_line& asked, std::FILE* out, std::FILE* notes) {
   const perplexity_plan& plan = *asked.quality;
@@ -94,6 +104,7 @@ inline void run_perplexity(const command_line& asked, std::FILE* out, std::FILE*
   return example::run({"paged_decode", "lower --requests, --answer or the model's numbers"}, arguments, out,
                       notes, parse_command_line, [&](const command_line& asked) {
                         if (asked.tiers) return run_tiers(asked, out);
+                        if (asked.split) return run_split(asked, out);
                         if (asked.quality) return run_perplexity(asked, out, notes);
                         const finding found = compare(asked.what);
                         const std::string text = asked.json ? to_json(asked, found) : to_report(asked, found);

@@ -21,6 +21,7 @@
 #include "common/text.hpp"
 #include "paged_decode/comparison.hpp"
 #include "paged_decode/perplexity.hpp"
+#include "paged_decode/split_run.hpp"
 #include "paged_decode/stored_form.hpp"
 #include "paged_decode/tiers_run.hpp"
 
@@ -31,6 +32,7 @@ using example::usage_error;
 struct command_line {
   experiment what{};
   std::optional<tiers_experiment> tiers{};   ///< conversations instead of requests
+  std::optional<split_experiment> split{};   ///< requests on a device and the host
   std::optional<perplexity_plan> quality{};  ///< a trained model on a text instead of requests
   bool json = false;
 };
@@ -99,7 +101,7 @@ inline void check_shape(const model_config& shape, bool with_int8) {
   command_line asked;
   bool without_errors = false;
   bool is_hnd = false;
-  std::optional<std::string> form, seed, permutation, tiers, tier_folder, device_blocks, weights, text,
+  std::optional<std::string> form, seed, permutation, tiers, split, tier_folder, device_blocks, weights, text,
       text_tokens;
   conversation_plan talks;
   struct number {
@@ -145,8 +147,13 @@ inline void check_shape(const model_config& shape, bool with_int8) {
          "host=N,file=N: serve conversations whose contexts do not fit the cache, with tiers of so many "
          "blocks beneath it")
       ->type_name("BLOCKS");
+  app.add_option("--split", split,
+                 "device=N,host=N: some sequences attend on a device, the others on the host, each with so "
+                 "many threads")
+      ->type_name("THREADS");
   app.add_option("--device-blocks", device_blocks,
-                 "of the cache above --tiers (default: a tenth of all contexts)")
+                 "of the cache above --tiers (default: a tenth of all contexts), or of the device with "
+                 "--split (default: half of what all sequences take)")
       ->type_name("N");
   app.add_option("--tier-dir", tier_folder,
                  "folder of the file tier (default: the system's for temporary files)")
@@ -188,7 +195,20 @@ inline void check_shape(const model_config& shape, bool with_int8) {
     asked.quality = detail::quality_of(weights, text, text_tokens, given_options());
     return {asked, std::nullopt};
   }
-  if (tiers) {
+  if (tiers && split)
+    throw usage_error("--split and --tiers are runs of different kinds; leave one of them out");
+  if (split && tier_folder)
+    throw usage_error("--tier-dir is about the tiers, and has no effect with --split; leave it out");
+  if (split) {
+    const auto [device, host] = example::usage_named_counts(
+        "--split", *split, std::array<std::string_view, 2>{"device", "host"}, 256, "threads");
+    asked.split.emplace();
+    asked.split->device_threads = static_cast<std::uint32_t>(device);
+    asked.split->host_threads = static_cast<std::uint32_t>(host);
+    if (device_blocks)
+      asked.split->device_blocks = example::usage_count("--device-blocks", *device_blocks, 1, 1U << 24);
+    asked.what.with_errors = false;
+  } else if (tiers) {
     asked.tiers.emplace();
     asked.tiers->plan = talks;
     asked.tiers->plan.answer_tokens = plan.answer_tokens;
@@ -203,7 +223,8 @@ inline void check_shape(const model_config& shape, bool with_int8) {
     asked.what.with_errors = false;
   } else if (tier_folder || device_blocks) {
     throw usage_error(std::string(tier_folder ? "--tier-dir" : "--device-blocks") +
-                      " is about the tiers; give --tiers host=N,file=N");
+                      " is about the tiers; give --tiers host=N,file=N" +
+                      (tier_folder ? "" : ", or --split device=N,host=N for a device and its host"));
   }
   detail::check_shape(shape, asked.what.with_errors || is_grouped(asked.what.cache.form));
   return {asked, std::nullopt};

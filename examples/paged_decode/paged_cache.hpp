@@ -21,6 +21,7 @@
 #include "paged_decode/attention_shares.hpp"
 #include "paged_decode/decoder.hpp"
 #include "paged_decode/kv_stores.hpp"
+#include "paged_decode/row_ranges.hpp"
 #include "paged_decode/stored_form.hpp"
 
 namespace paged_decode {
@@ -33,6 +34,7 @@ struct paged_config {
   llmmem::paging::head_order heads_in_block = llmmem::paging::head_order::nhd;
   llmmem::block_order order = llmmem::block_order::layer_first;
   std::uint64_t permutation = 0;  ///< if not 0, it determines the order in which free blocks are handed out
+  std::uint32_t threads = 1;      ///< that attend, each to some of a step's rows; 1 on a device
 };
 
 struct paged_counts {
@@ -101,16 +103,21 @@ class paged_cache {
     llmmem::attention_options options = attention_of(config_, layer, how_.most_tokens);
     options.scales = cache.scales;
     const std::size_t rows = in.queries.rows();
-    const std::uint64_t needed = llmmem::attention_workspace_bytes(rows, cache.memory.layout, options);
-    const std::span<std::byte> workspace(place_->make_room(workspace_, needed), needed);
+    const std::uint64_t of_row = llmmem::attention_workspace_bytes(1, cache.memory.layout, options);
+    const std::span<std::byte> workspace(place_->make_room(workspace_, rows * of_row), rows * of_row);
     const std::uint64_t vector = config_.head_dim * sizeof(float);
     const std::uint64_t row = config_.query_elements() * sizeof(float);
     rows_of_floats out(rows, config_.query_elements());
     std::byte* const attended = place_->make_room(out_, rows * row);
-    llmmem::paged_attention(place_->run(), cache.tables, {rows, sequences_of_rows_, lengths_of_rows_},
-                            {reinterpret_cast<const std::byte*>(queries), row, vector},
-                            {attended, row, vector}, cache.memory, cache.layer, workspace, options)
-        .value();
+    // No row needs another one, so threads take ranges of them.
+    run_ranges(row_cuts_, [&](std::size_t first, std::size_t end) {
+      llmmem::paged_attention(place_->run(), cache.tables,
+                              {end - first, sequences_of_rows_ + first, lengths_of_rows_ + first},
+                              {reinterpret_cast<const std::byte*>(queries) + first * row, row, vector},
+                              {attended + first * row, row, vector}, cache.memory, cache.layer,
+                              workspace.subspan(first * of_row, (end - first) * of_row), options)
+          .value();
+    });
     place_->template get<float>(out.all(), out_);
     return out;
   }
@@ -196,6 +203,7 @@ class paged_cache {
         .blocks = {put(0, indptr), put(1, indices), put(2, last), blocks.num_sequences, blocks.block_tokens}};
     sequences_of_rows_ = put(3, sequences);
     lengths_of_rows_ = put(4, lengths);
+    row_cuts_ = equal_cuts(lengths, how_.threads);
   }
 
   model_config config_;
@@ -207,6 +215,7 @@ class paged_cache {
   step_tables step_{};
   const std::int32_t* sequences_of_rows_ = nullptr;
   const std::int32_t* lengths_of_rows_ = nullptr;
+  std::vector<std::size_t> row_cuts_{};
   typename Place::memory tables_[5]{};
   typename Place::memory slots_{};
   typename Place::memory keys_{};

@@ -236,6 +236,8 @@
 #include <llmmem/schedule/scheduled_lease.hpp>
 #include <llmmem/schedule/shapes.hpp>
 #include <llmmem/schedule/simulate.hpp>
+#include <llmmem/schedule/split_decode.hpp>
+#include <llmmem/schedule/stagger.hpp>
 #include <llmmem/schedule/timeline.hpp>
 #include <llmmem/schedule/timeline_span.hpp>
 #include <llmmem/schedule/trace.hpp>

@@ -11,6 +11,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "paged_decode/application.hpp"
@@ -82,6 +83,27 @@ outcome run(const std::vector<std::string>& arguments) {
       out[i] += weights[token] / sum * static_cast<double>(values[token][i]);
   }
   return out;
+}
+
+/// Short prompts in small blocks, with samples and drafts.
+experiment small_experiment() {
+  experiment what{.with_errors = false};
+  what.shape = {.layers = 2,
+                .query_heads = 4,
+                .kv_heads = 2,
+                .head_dim = 32,
+                .hidden = 32,
+                .inner = 32,
+                .vocabulary = 16,
+                .window = 16};
+  what.plan = {.requests = 6,
+               .prefix_tokens = 11,
+               .own_tokens = 5,
+               .answer_tokens = 18,
+               .chunk_tokens = 7,
+               .samples = 2};
+  what.cache.block_tokens = 4;
+  return what;
 }
 
 }  // namespace
@@ -283,4 +305,91 @@ TEST_CASE("an impossible option is refused with its name, its value and valid on
     CHECK(out.empty());
     CHECK(notes.find(each.why) != std::string::npos);
   }
+}
+
+TEST_CASE("a split cache gives the tokens and the bits of a contiguous one, on any number of threads") {
+  for (const auto& [form, device, host] : {std::tuple{kv_form::bf16, 1U, 1U},
+                                           {kv_form::fp8, 3U, 1U},
+                                           {kv_form::int8, 2U, 5U},
+                                           {kv_form::f32, 30U, 40U}}) {
+    CAPTURE(name_of(form));
+    experiment what = small_experiment();
+    what.cache.form = form;
+    const split_finding found = compare_split(what, {.device_threads = device, .host_threads = host});
+    REQUIRE(found.split.transcripts.size() == 9);
+    for (std::size_t i = 0; i < 9; ++i) {
+      REQUIRE(found.split.transcripts[i].tokens == found.contiguous.transcripts[i].tokens);
+      REQUIRE(found.split.transcripts[i].logits == found.contiguous.transcripts[i].logits);
+    }
+    CHECK(found.is_identical());
+    CHECK(found.counts.steps == found.split.steps);
+    CHECK(found.counts.sequences[0] > 0);
+    CHECK(found.counts.sequences[1] > 0);
+    CHECK(found.most_device_blocks <= found.device_blocks);
+    CHECK(found.counts.link_bytes > 0);
+    CHECK(found.counts.predicted_ns > 0);
+    CHECK(found.counts.measured_ns > 0);
+  }
+}
+
+TEST_CASE("the side with more threads gets more sequences, within the device's blocks") {
+  const auto tokens_of = [](std::uint32_t device, std::uint32_t host, std::uint64_t blocks) {
+    const split_finding found = compare_split(
+        small_experiment(), {.device_threads = device, .host_threads = host, .device_blocks = blocks});
+    CHECK(found.is_identical());
+    CHECK(found.most_device_blocks <= found.device_blocks);
+    return found.counts.tokens;
+  };
+  constexpr std::uint64_t enough = 1000;
+  const auto equal = tokens_of(1, 1, enough);
+  const auto fast_device = tokens_of(4, 1, enough);
+  const auto fast_host = tokens_of(1, 4, enough);
+  CHECK(fast_device[0] > equal[0]);
+  CHECK(fast_host[1] > equal[1]);
+  CHECK(tokens_of(16, 1, enough)[1] == 0);  // the device ends all before the host ends one
+  CHECK(tokens_of(16, 1, 20)[1] > 0);       // a request has two samples of ten blocks
+  CHECK(tokens_of(16, 1, 9)[0] == 0);
+}
+
+TEST_CASE("threads get ranges of about as many tokens, and none is empty") {
+  const auto cuts = [](std::vector<std::int32_t> lengths, std::uint32_t ranges) {
+    return equal_cuts(lengths, ranges);
+  };
+  using several = std::vector<std::size_t>;
+  CHECK(cuts({5, 5, 5, 5}, 1) == several{0, 4});
+  CHECK(cuts({5, 5, 5, 5}, 2) == several{0, 2, 4});
+  CHECK(cuts({15, 5, 5, 5}, 2) == several{0, 1, 4});
+  CHECK(cuts({1, 1, 98}, 4) == several{0, 3});
+  CHECK(cuts({7, 7}, 8) == several{0, 1, 2});
+  CHECK(cuts({}, 3) == several{0});
+}
+
+TEST_CASE("the program reports a split, and refuses impossible ones") {
+  const outcome ran = run({"--split", "device=2,host=1", "--device-blocks", "20", "--requests", "3",
+                           "--answer", "12", "--layers", "1", "--json"});
+  CHECK(ran.status == example::exit_status::success);
+  const auto found = nlohmann::json::parse(ran.out);
+  CHECK(found["identical"] == true);
+  CHECK(found["digest"] == found["contiguous_digest"]);
+  CHECK(found["device_threads"] == 2);
+  CHECK(found["host_threads"] == 1);
+  CHECK(found["device_blocks"] == 20);
+  CHECK(found["host_sequences"] > 0);
+  CHECK(found["device_sequences"] > 0);
+  const outcome text =
+      run({"--split", "device=1,host=1", "--requests", "1", "--answer", "2", "--layers", "1"});
+  CHECK(text.out.find("identical: every token, every bit of every logit") != std::string::npos);
+  const auto refused = [](const std::vector<std::string>& arguments, const char* why) {
+    const outcome came = run(arguments);
+    CHECK(came.status == example::exit_status::wrong_usage);
+    CHECK(came.notes.find(why) != std::string::npos);
+  };
+  refused({"--split", "device=1"}, "--split \"device=1\": host=N is missing");
+  refused({"--split", "device=1,gpu=1"}, "each part is device=N or host=N, of threads");
+  refused({"--split", "device=0,host=1"}, "must be a whole number from 1 to 256");
+  refused({"--split", "device=1,host=1", "--tiers", "host=1,file=1"},
+          "--split and --tiers are runs of different kinds; leave one of them out");
+  refused({"--split", "device=1,host=1", "--tier-dir", "x"},
+          "--tier-dir is about the tiers, and has no effect with --split; leave it out");
+  refused({"--device-blocks", "8"}, "or --split device=N,host=N for a device and its host");
 }
