@@ -78,6 +78,6 @@ llmmem_add_gate(
   NEEDS shellcheck
   DEBIAN shellcheck
   COMMAND PROGRAM --external-sources scripts/lib.sh scripts/demo scripts/test scripts/bench scripts/soak scripts/mutate
-          scripts/gpu scripts/docs .ci/run tests/scripts/gpu_script.sh)
+          scripts/gpu scripts/docs scripts/aarch64 .ci/run tests/scripts/gpu_script.sh)
 llmmem_add_gate(gpu_script COMMAND bash tests/scripts/gpu_script.sh "${work}/gpu_script")
 llmmem_add_gate(torch_twins COMMAND Python3::Interpreter benchmarks/kernels/torch_twins.py --self-test)
