@@ -36,8 +36,8 @@ contender of(std::string name, std::size_t bytes_of_1000) {
 }
 
 std::vector<contender> every_policy() {
-  constexpr std::size_t ghosts_1000 = 17 * 1000 + 8 * 2048;
-  constexpr std::size_t ghosts_901 = 17 * 901 + 8 * 2048;
+  constexpr std::size_t ghosts_1000 = 17 * 1000 + 64 * (1000 / 6 + 1);
+  constexpr std::size_t ghosts_901 = 17 * 901 + 64 * (901 / 6 + 1);
   constexpr std::size_t s3fifo_1000 = 23 * 1000 + 7 * 8 * 33 + ghosts_901;
   return {of<lru_eviction>("lru", 8 * 1001),
           of<fifo_eviction>("fifo", 16 * 1000),

@@ -302,7 +302,9 @@ result<void> attend_codes(const Run& run, const attention_shape& shape, const Ta
   }
   if (shape.group == 1)
     return run.each(attention_work<dtype::f32, 1, Tables, attention_codes>(shape, tables, lanes, codes));
-  return run.each(attention_work<dtype::f32, 4, Tables, attention_codes>(shape, tables, lanes, codes));
+  // Two query heads at once: with four, the floats of a tile and the sums exceed a thread's registers on
+  // sm_80.
+  return run.each(attention_work<dtype::f32, 2, Tables, attention_codes>(shape, tables, lanes, codes));
 }
 
 /// Returns so many shares of about equal length, of whole steps.
