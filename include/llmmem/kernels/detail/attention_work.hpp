@@ -146,8 +146,8 @@ class attention_work {
                             attention_raw<Element> (&read)[attention_tile]) const noexcept {
     if (lane >= packs) {
       LLMMEM_UNROLL
-      for (std::uint32_t i = 0; i < attention_tile; ++i)
-        read[i].clear();
+      for (attention_raw<Element>& each : read)
+        each.clear();
       return;
     }
     const coded_head of = head_of(plane, codes_.layer, head);

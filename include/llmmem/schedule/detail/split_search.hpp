@@ -115,8 +115,8 @@ struct weighed_split {
 [[nodiscard]] inline weighed_split weigh_split(const split_problem& problem, double weight) {
   const std::size_t count = problem.items.size();
   weighed_split out{.choice = split_choice(count, true)};
-  double device = static_cast<double>(problem.device);
-  double host = static_cast<double>(problem.host + problem.host_fixed);
+  auto device = static_cast<double>(problem.device);
+  auto host = static_cast<double>(problem.host + problem.host_fixed);
   struct gain {
     double of_block = 0;
     std::size_t item = 0;
