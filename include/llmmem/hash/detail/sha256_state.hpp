@@ -20,7 +20,7 @@ class sha256_state {
   constexpr void absorb(std::uint32_t word) noexcept {
     block_[filled_++] = word;
     words_ += 1;
-    if (filled_ == block_.size()) compress();
+    if (filled_ == block_words) compress();
   }
 
   constexpr void absorb64(std::uint64_t word) noexcept {
@@ -41,6 +41,7 @@ class sha256_state {
   }
 
  private:
+  static constexpr std::size_t block_words = 16;
   static constexpr std::array<std::uint32_t, 64> constants{
       0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
       0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
@@ -53,9 +54,9 @@ class sha256_state {
 
   constexpr void compress() noexcept {
     std::array<std::uint32_t, 64> w{};
-    for (std::size_t i = 0; i < 16; ++i)
+    for (std::size_t i = 0; i < block_words; ++i)
       w[i] = block_[i];
-    for (std::size_t i = 16; i < 64; ++i) {
+    for (std::size_t i = block_words; i < 64; ++i) {
       const std::uint32_t a = w[i - 15];
       const std::uint32_t b = w[i - 2];
       w[i] = w[i - 16] + (std::rotr(a, 7) ^ std::rotr(a, 18) ^ (a >> 3)) + w[i - 7] +
@@ -84,7 +85,7 @@ class sha256_state {
 
   std::array<std::uint32_t, 8> state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                       0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  std::array<std::uint32_t, 16> block_{};
+  std::uint32_t block_[block_words]{};  // no std::array: nvcc 13.0 writes its length as an invalid cast
   std::size_t filled_ = 0;
   std::uint64_t words_ = 0;
 };
