@@ -118,6 +118,8 @@ TEST_CASE("pmac of AES by table is what its definition says, for any number of t
 }
 
 #if defined(LLMMEM_AES_INSTRUCTIONS)
+// Skipped on a processor without AES instructions: there they cannot be executed, and the hash uses the
+// table, which the test above compares with the definition.
 TEST_CASE("AES by instructions is AES by table" * doctest::skip(!detail::has_aes_instructions())) {
   std::mt19937_64 random(2);
   for (int i = 0; i < 1'000; ++i) {
@@ -129,6 +131,7 @@ TEST_CASE("AES by instructions is AES by table" * doctest::skip(!detail::has_aes
   }
 }
 
+// Skipped as the one above.
 TEST_CASE("pmac of AES gives the same keys by instructions and by table" *
           doctest::skip(!detail::has_aes_instructions())) {
   std::mt19937_64 random(3);

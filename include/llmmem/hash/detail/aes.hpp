@@ -64,11 +64,11 @@ inline constexpr std::array<std::uint8_t, 256> aes_substitution = [] {
 inline constexpr std::array<std::uint32_t, 256> aes_columns = [] {
   std::array<std::uint32_t, 256> table{};
   for (std::size_t i = 0; i < table.size(); ++i) {
-    const std::uint8_t once = aes_substitution[i];
-    const std::uint8_t twice = aes_double(once);
-    const auto thrice = static_cast<std::uint8_t>(once ^ twice);
-    table[i] = std::uint32_t{twice} | (std::uint32_t{once} << 8) | (std::uint32_t{once} << 16) |
-               (std::uint32_t{thrice} << 24);
+    const std::uint8_t value = aes_substitution[i];
+    const std::uint8_t doubled = aes_double(value);
+    const auto tripled = static_cast<std::uint8_t>(value ^ doubled);
+    table[i] = std::uint32_t{doubled} | (std::uint32_t{value} << 8) | (std::uint32_t{value} << 16) |
+               (std::uint32_t{tripled} << 24);
   }
   return table;
 }();
