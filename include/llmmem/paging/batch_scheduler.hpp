@@ -444,5 +444,6 @@ batch_scheduler(Cache&, Client&, scheduler_options, Order) -> batch_scheduler<Ca
 }  // namespace v0
 }  // namespace llmmem
 
+#include <llmmem/paging/detail/batch_scheduler_admission.hpp>
 #include <llmmem/paging/detail/batch_scheduler_body.hpp>
 #include <llmmem/paging/detail/batch_scheduler_growth.hpp>
