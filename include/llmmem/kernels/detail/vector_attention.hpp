@@ -8,6 +8,7 @@
 #include <llmmem/kernels/detail/attention_tile.hpp>
 #include <llmmem/kernels/detail/float_steps.hpp>
 #include <llmmem/kernels/detail/subnormal_guard.hpp>
+#include <llmmem/kernels/detail/vector_output.hpp>
 #include <llmmem/kernels/detail/vector_tile.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
 #include <llmmem/kernels/vector_path.hpp>
@@ -45,7 +46,7 @@ class vector_attention_work {
       position = gather(at, position, tokens[turn ^ 1U]);
       attend_tile<Element>(path_, tokens[turn], tokens[turn ^ 1U], sums);
     }
-    finish(at, sums);
+    finish_vectors(shape_, at, sums, [&](std::uint32_t pack, std::uint32_t i) { return place(pack, i); });
   }
 
  private:
@@ -102,19 +103,6 @@ class vector_attention_work {
       ++tokens.count;
       key += shape_.keys.strides.token;
       value += shape_.values.strides.token;
-    }
-  }
-
-  void finish(const attention_place& at, const vector_sums& sums) const noexcept {
-    for (std::uint32_t h = 0; h < at.queries; ++h) {
-      const attention_output output{at.row, at.first_query + h, at.head};
-      const float total = sums.total(h);
-      for (std::uint32_t pack = 0; pack < shape_.value_packs; ++pack) {
-        attention_total of{{}, sums.most[h], total};
-        for (std::uint32_t i = 0; i < attention_pack; ++i)
-          of.sum.of[i] = sums.sum[h * sums.value_stride + place(pack, i)];
-        finish_share(shape_, output, at.share, at.span.shares, pack, of);
-      }
     }
   }
 

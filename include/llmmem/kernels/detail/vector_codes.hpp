@@ -9,6 +9,7 @@
 #include <llmmem/kernels/detail/coded_vectors.hpp>
 #include <llmmem/kernels/detail/float_steps.hpp>
 #include <llmmem/kernels/detail/subnormal_guard.hpp>
+#include <llmmem/kernels/detail/vector_output.hpp>
 #include <llmmem/kernels/detail/vector_tile.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
 #include <llmmem/kernels/vector_path.hpp>
@@ -337,7 +338,9 @@ class vector_codes_work {
       position = gather_next(position, tiles[turn ^ 1U]);
       attend_codes_tile(path_, codes_, tiles[turn], tiles[turn ^ 1U], of);
     }
-    finish(at, of.sums);
+    finish_vectors(shape_, at, of.sums, [&](std::uint32_t pack, std::uint32_t i) {
+      return code_place(codes_.values.code, pack * attention_pack + i, lanes_in(path_));
+    });
   }
 
  private:
@@ -406,20 +409,6 @@ class vector_codes_work {
       rows.global[i] = global;
       codes += plane.codes.strides.token;
       scales += plane.scales.strides.token;
-    }
-  }
-
-  void finish(const attention_place& at, const vector_sums& sums) const noexcept {
-    for (std::uint32_t h = 0; h < at.queries; ++h) {
-      const attention_output output{at.row, at.first_query + h, at.head};
-      const float total = sums.total(h);
-      for (std::uint32_t pack = 0; pack < shape_.value_packs; ++pack) {
-        attention_total of{{}, sums.most[h], total};
-        for (std::uint32_t i = 0; i < attention_pack; ++i)
-          of.sum.of[i] = sums.sum[h * sums.value_stride +
-                                  code_place(codes_.values.code, pack * attention_pack + i, lanes_in(path_))];
-        finish_share(shape_, output, at.share, at.span.shares, pack, of);
-      }
     }
   }
 
