@@ -128,37 +128,9 @@ void live_ahead(all_choices& choices, std::span<const layer_group> groups, std::
        .max_sequences = 4,
        .max_sequence_tokens = 64},
       {.max_running = 3, .max_requests = 4, .max_step_tokens = 5, .max_steps_in_flight = 2});
-  std::uint32_t submitted = 0;
-  std::uint32_t events = 0;
-  bool plans = true;  // no second attempt before something has changed
-  while (submitted < requests || !all.tickets.empty() || !all.flights.empty()) {
-    REQUIRE(++events < 400);
-    if (submitted < requests && (all.tickets.empty() || choices.below(2) == 0)) {
-      all.submit(submitted, std::vector<token_id>(1 + (submitted + choices.below(2)) % 3, 7));
-      ++submitted;
-      plans = true;
-      continue;
-    }
-    const bool can_plan = plans && all.flights.size() < 2 && !all.tickets.empty();
-    if (can_plan && (all.flights.empty() || choices.below(2) == 0)) {
-      plans = all.plan();
-      REQUIRE((plans || !all.flights.empty()));  // no request is stuck
-      continue;
-    }
-    REQUIRE(!all.flights.empty());
-    all.complete(
-        [&](std::uint64_t, std::size_t answer) { return answer >= longest || choices.below(2) == 0; },
-        [](std::uint64_t user) { return user % 2 == 0; }, [&](std::uint64_t) { return events % 2 == 0; });
-    plans = true;
-  }
-  for (std::uint32_t user = 0; user < requests; ++user) {
-    REQUIRE(all.is_right(user));
-    REQUIRE_FALSE(all.engine.requests.at(user).is_exhausted);
-  }
+  live_as_chosen(all, choices, requests, longest);
   REQUIRE(all.cache.stats().pages.active_bytes == 0);
-  REQUIRE(all.cache.audit().empty());
   const scheduler_stats stats = all.scheduler.stats();
-  REQUIRE(stats.finished == requests);
   ++seen.lives;
   seen.early += all.early;
   seen.dropped += stats.dropped;
@@ -260,37 +232,12 @@ TEST_CASE(
                                    .max_step_tokens = 1 + random.below(std::uint64_t{12}),
                                    .watermark = random.below(std::uint64_t{3})});
     all.engine.lose_every = random.below(std::uint64_t{4});
-    std::uint64_t submitted = 0;
-    std::map<std::uint64_t, std::size_t> lengths;
-    for (int steps = 0; submitted < 30 || !all.tickets.empty(); ++steps) {
-      REQUIRE(steps < 20'000);
-      if (submitted < 30 && all.tickets.size() < 20 && random.once_in(3)) {
-        std::vector<token_id> prompt(1 + random.below(longest / 2), 7);
-        if (random.once_in(2)) prompt.back() = 8;
-        // An answer that may outgrow the cache once in a while.
-        lengths[submitted] = 1 + random.below(random.once_in(10) ? longest * 2 : longest / 2);
-        all.submit(submitted++, std::move(prompt));
-      }
-      if (!all.tickets.empty() && random.once_in(40)) {
-        const auto which = all.tickets.begin();
-        all.scheduler.finish(which->second).value();
-        all.tickets.erase(which);
-      }
-      all.step([&](std::uint64_t user, std::size_t answer) { return answer >= lengths.at(user); });
-      REQUIRE((all.work_in_last_step != 0 || all.tickets.empty()));
-      REQUIRE(all.engine.wrong == 0);
-      REQUIRE(all.scheduler.audit() == std::vector<std::string>{});
-    }
+    serve_random_requests(all, random, longest, [&] { REQUIRE(all.engine.wrong == 0); });
     const scheduler_stats stats = all.scheduler.stats();
     CHECK(stats.finished + stats.exhausted == 30);
     preempted += stats.preempted;
     swapped += stats.swapped_out;
     exhausted += stats.exhausted;
-    for (std::uint64_t user = 0; user < submitted; ++user) {
-      REQUIRE(all.is_right(user));
-      if (all.engine.requests.at(user).is_exhausted)
-        REQUIRE(all.engine.requests.at(user).tokens.size() > longest);
-    }
     REQUIRE(all.cache.stats().pages.active_bytes == 0);
     REQUIRE(all.cache.audit() == std::vector<std::string>{});
   }

@@ -45,37 +45,9 @@ void live(all_choices& choices, std::uint64_t blocks, std::uint32_t requests, st
   overlapped<Cache, Swaps> all(
       {.blocks = blocks, .block_tokens = 2, .max_sequences = 4, .max_sequence_tokens = 64},
       {.max_running = 3, .max_requests = 4, .max_step_tokens = 5, .max_steps_in_flight = 2});
-  std::uint32_t submitted = 0;
-  std::uint32_t events = 0;
-  bool plans = true;  // no second attempt before something has changed
-  while (submitted < requests || !all.tickets.empty() || !all.flights.empty()) {
-    REQUIRE(++events < 400);
-    if (submitted < requests && (all.tickets.empty() || choices.below(2) == 0)) {
-      all.submit(submitted, std::vector<token_id>(1 + (submitted + choices.below(2)) % 3, 7));
-      ++submitted;
-      plans = true;
-      continue;
-    }
-    const bool can_plan = plans && all.flights.size() < 2 && !all.tickets.empty();
-    if (can_plan && (all.flights.empty() || choices.below(2) == 0)) {
-      plans = all.plan();
-      REQUIRE((plans || !all.flights.empty()));  // no request is stuck
-      continue;
-    }
-    REQUIRE(!all.flights.empty());
-    all.complete(
-        [&](std::uint64_t, std::size_t answer) { return answer >= longest || choices.below(2) == 0; },
-        [](std::uint64_t user) { return user % 2 == 0; }, [&](std::uint64_t) { return events % 2 == 0; });
-    plans = true;
-  }
-  for (std::uint32_t user = 0; user < requests; ++user) {
-    REQUIRE(all.is_right(user));
-    REQUIRE_FALSE(all.engine.requests.at(user).is_exhausted);
-  }
+  live_as_chosen(all, choices, requests, longest);
   REQUIRE(all.cache.stats().active_blocks == 0);
-  REQUIRE(all.cache.audit().empty());
   const scheduler_stats stats = all.scheduler.stats();
-  REQUIRE(stats.finished == requests);
   ++seen.lives;
   seen.early += all.early;
   seen.dropped += stats.dropped;

@@ -100,36 +100,12 @@ TEST_CASE("services of random size keep every token under preemption, failing sw
          .watermark = random.below(std::uint64_t{3})});
     all.engine.lose_every = random.below(std::uint64_t{4});
     const std::uint64_t room = blocks * all.cache.block_tokens();
-    std::uint64_t submitted = 0;
-    std::map<std::uint64_t, std::size_t> lengths;
-    for (int steps = 0; submitted < 30 || !all.tickets.empty(); ++steps) {
-      REQUIRE(steps < 20'000);
-      if (submitted < 30 && all.tickets.size() < 20 && random.once_in(3)) {
-        std::vector<token_id> prompt(1 + random.below(room / 2), 7);
-        if (random.once_in(2)) prompt.back() = 8;
-        // An answer that may outgrow the cache once in a while.
-        lengths[submitted] = 1 + random.below(random.once_in(10) ? room * 2 : room / 2);
-        all.submit(submitted++, std::move(prompt));
-      }
-      if (!all.tickets.empty() && random.once_in(40)) {
-        const auto which = all.tickets.begin();
-        all.scheduler.finish(which->second).value();
-        all.tickets.erase(which);
-      }
-      all.step([&](std::uint64_t user, std::size_t answer) { return answer >= lengths.at(user); });
-      REQUIRE((all.work_in_last_step != 0 || all.tickets.empty()));
-      REQUIRE(all.scheduler.audit() == std::vector<std::string>{});
-    }
+    serve_random_requests(all, random, room, [] {});
     const scheduler_stats stats = all.scheduler.stats();
     CHECK(stats.finished + stats.exhausted == 30);
     preempted += stats.preempted;
     swapped += stats.swapped_out;
     lost += stats.recomputed_tokens;
-    for (std::uint64_t user = 0; user < submitted; ++user) {
-      REQUIRE(all.is_right(user));
-      if (all.engine.requests.at(user).is_exhausted)
-        REQUIRE(all.engine.requests.at(user).tokens.size() > room);
-    }
     REQUIRE(all.cache.stats().active_blocks == 0);
     REQUIRE(all.cache.audit() == std::vector<std::string>{});
   }

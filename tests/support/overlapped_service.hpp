@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/all_choices.hpp"
 #include "support/scheduler_service.hpp"
 #include "support/toy_engine.hpp"
 #include "support/toy_group_engine.hpp"
@@ -226,5 +227,40 @@ struct overlapped {
   std::set<std::uint64_t> skipped{};  // of those that are over
   std::uint64_t early = 0;            // entries planned while another step was in flight
 };
+
+/// One life under all orders, as `choices` decides, in which requests come, steps are planned and completed,
+/// and answers of at most `longest` tokens end. Every answer is right, and every request finishes.
+template <class Service>
+void live_as_chosen(Service& all, all_choices& choices, std::uint32_t requests, std::uint32_t longest) {
+  std::uint32_t submitted = 0;
+  std::uint32_t events = 0;
+  bool plans = true;  // no second attempt before something has changed
+  while (submitted < requests || !all.tickets.empty() || !all.flights.empty()) {
+    REQUIRE(++events < 400);
+    if (submitted < requests && (all.tickets.empty() || choices.below(2) == 0)) {
+      all.submit(submitted, std::vector<llmmem::token_id>(1 + (submitted + choices.below(2)) % 3, 7));
+      ++submitted;
+      plans = true;
+      continue;
+    }
+    const bool can_plan = plans && all.flights.size() < 2 && !all.tickets.empty();
+    if (can_plan && (all.flights.empty() || choices.below(2) == 0)) {
+      plans = all.plan();
+      REQUIRE((plans || !all.flights.empty()));  // no request is stuck
+      continue;
+    }
+    REQUIRE(!all.flights.empty());
+    all.complete(
+        [&](std::uint64_t, std::size_t answer) { return answer >= longest || choices.below(2) == 0; },
+        [](std::uint64_t user) { return user % 2 == 0; }, [&](std::uint64_t) { return events % 2 == 0; });
+    plans = true;
+  }
+  for (std::uint32_t user = 0; user < requests; ++user) {
+    REQUIRE(all.is_right(user));
+    REQUIRE_FALSE(all.engine.requests.at(user).is_exhausted);
+  }
+  REQUIRE(all.cache.audit().empty());
+  REQUIRE(all.scheduler.stats().finished == requests);
+}
 
 }  // namespace llmmem_tests

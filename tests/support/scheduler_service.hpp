@@ -4,14 +4,18 @@
 
 #include <llmmem/paging/batch_scheduler.hpp>
 
+#include <doctest/doctest.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <map>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "support/random.hpp"
 #include "support/toy_engine.hpp"
 #include "support/toy_group_engine.hpp"
 
@@ -69,5 +73,38 @@ struct service {
   std::size_t work_in_last_step = 0;
   llmmem::block_shortage blocked{};
 };
+
+/// Serves thirty requests of random lengths, some of which are cancelled and some of which a cache for
+/// `longest` tokens cannot hold. Every answer is right, and only requests that are too long are exhausted.
+template <class Service, class AfterStep>
+void serve_random_requests(Service& all, random_numbers& random, std::uint64_t longest,
+                           AfterStep after_step) {
+  std::uint64_t submitted = 0;
+  std::map<std::uint64_t, std::size_t> lengths;
+  for (int steps = 0; submitted < 30 || !all.tickets.empty(); ++steps) {
+    REQUIRE(steps < 20'000);
+    if (submitted < 30 && all.tickets.size() < 20 && random.once_in(3)) {
+      std::vector<llmmem::token_id> prompt(1 + random.below(longest / 2), 7);
+      if (random.once_in(2)) prompt.back() = 8;
+      // An answer that may outgrow the cache once in a while.
+      lengths[submitted] = 1 + random.below(random.once_in(10) ? longest * 2 : longest / 2);
+      all.submit(submitted++, std::move(prompt));
+    }
+    if (!all.tickets.empty() && random.once_in(40)) {
+      const auto which = all.tickets.begin();
+      all.scheduler.finish(which->second).value();
+      all.tickets.erase(which);
+    }
+    all.step([&](std::uint64_t user, std::size_t answer) { return answer >= lengths.at(user); });
+    REQUIRE((all.work_in_last_step != 0 || all.tickets.empty()));
+    after_step();
+    REQUIRE(all.scheduler.audit() == std::vector<std::string>{});
+  }
+  for (std::uint64_t user = 0; user < submitted; ++user) {
+    REQUIRE(all.is_right(user));
+    if (all.engine.requests.at(user).is_exhausted)
+      REQUIRE(all.engine.requests.at(user).tokens.size() > longest);
+  }
+}
 
 }  // namespace llmmem_tests
