@@ -21,6 +21,7 @@
 #include "support/seeds.hpp"
 #include "support/sim_world.hpp"
 #include "support/temporary_folder.hpp"
+#include "support/wired_floats.hpp"
 
 namespace {
 
@@ -29,21 +30,14 @@ using namespace llmmem::testing;
 using llmmem_tests::in_world;
 using ranks_of = llmmem_tests::sim_ranks;
 using numbers = std::vector<std::uint64_t>;
-using floats = std::vector<float>;
+using llmmem_tests::floats;
+using llmmem_tests::floats_of;
+using llmmem_tests::restored;
+using llmmem_tests::sum_of;
 constexpr std::uint64_t second = 1'000'000'000;
 
 constexpr wire_format formats[] = {wire_format::plain, wire_format::bf16, wire_format::fp8, wire_format::int8,
                                    wire_format::int4};
-
-floats floats_of(std::size_t count, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  floats made(count);
-  for (float& each : made) {
-    each = static_cast<float>(static_cast<double>(random() % 2'000'001) - 1e6) *
-           static_cast<float>(1 << (random() % 20));
-  }
-  return made;
-}
 
 wire_form random_wire(std::mt19937_64& random) {
   const wire_format format = formats[random() % 5];
@@ -61,14 +55,6 @@ numbers random_blocks(std::uint64_t elements, std::uint32_t world, std::mt19937_
   return blocks;
 }
 
-floats restored(const wire_form& wire, std::span<const float> values) {
-  std::vector<std::byte> bytes(wire.bytes(values.size()));
-  wire.encode(values, bytes.data());
-  floats out(values.size());
-  wire.decode(bytes.data(), out);
-  return out;
-}
-
 std::span<const float> block(const floats& of, const numbers& blocks, std::uint32_t rank) {
   return std::span(of).subspan(blocks[rank], blocks[rank + 1] - blocks[rank]);
 }
@@ -80,17 +66,6 @@ floats gathered(const wire_form& wire, const floats& values, const numbers& bloc
     all.insert(all.end(), one.begin(), one.end());
   }
   return all;
-}
-
-/// The sum of what each message restores, one after the other.
-floats sum_of(const std::vector<floats>& parts, const wire_form& wire) {
-  floats sum = restored(wire, parts[0]);
-  for (std::size_t i = 1; i < parts.size(); ++i) {
-    const floats more = restored(wire, parts[i]);
-    for (std::size_t k = 0; k < sum.size(); ++k)
-      sum[k] += more[k];
-  }
-  return sum;
 }
 
 std::vector<floats> contributions(const numbers& blocks, std::uint32_t of, std::uint32_t first,

@@ -15,6 +15,7 @@
 
 #include "support/seeds.hpp"
 #include "support/state_world.hpp"
+#include "support/wired_floats.hpp"
 
 namespace {
 
@@ -24,16 +25,6 @@ using namespace llmmem_tests;
 
 using sim_ranks = communicator<sim_endpoint>;
 using sim_state = sharded_state<table_partition, sim_ranks, host_space>;
-using floats = std::vector<float>;
-
-floats floats_of(std::size_t count, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  floats made(count);
-  for (float& each : made)
-    each = static_cast<float>(static_cast<double>(random() % 2'000'001) - 1e6) *
-           static_cast<float>(1 << (random() % 20));
-  return made;
-}
 
 std::vector<tensor_facts> of_floats(std::vector<tensor_facts> tensors) {
   for (tensor_facts& each : tensors)
@@ -57,14 +48,6 @@ wire_form random_wire(random_numbers& random) {
 std::uint32_t random_node(random_numbers& random, std::uint32_t world) {
   const std::uint32_t node = 1 + random.below(world);
   return random.once_in(3) || world % node != 0 ? 0 : node;
-}
-
-floats restored(const wire_form& wire, std::span<const float> values) {
-  std::vector<std::byte> bytes(wire.bytes(values.size()));
-  wire.encode(values, bytes.data());
-  floats out(values.size());
-  wire.decode(bytes.data(), out);
-  return out;
 }
 
 /// The elements of a rank's part of a scope, one after the other; `whole[i]` is all of the i-th tensor.
@@ -113,16 +96,6 @@ std::vector<floats> wholes(const std::vector<tensor_facts>& tensors, std::uint64
   return made;
 }
 
-/// Adds streams as the wires restore them: `parts` by rank.
-floats sum_of(const std::vector<floats>& parts, const wire_form& wire) {
-  floats sum = restored(wire, parts[0]);
-  for (std::size_t i = 1; i < parts.size(); ++i) {
-    const floats more = restored(wire, parts[i]);
-    for (std::size_t k = 0; k < sum.size(); ++k)
-      sum[k] += more[k];
-  }
-  return sum;
-}
 floats sum_over(const std::vector<floats>& parts, const sharded_wires& wires) {
   const std::size_t node = wires.node_ranks;
   if (parts.size() == 1) return parts[0];
