@@ -2,8 +2,8 @@
 #if !defined(LLMMEM_TESTS_OPENSSL)
 #include <doctest/doctest.h>
 
-// Skipped because a build without OpenSSL 3 cannot compile tls_wrapper: ctest then says so in place of passing
-// silently. scripts/test installs libssl-dev, so that there the tests below run.
+// Skipped because a build without OpenSSL 3 cannot compile tls_wrapper: ctest then says so in place of
+// passing silently. scripts/test installs libssl-dev, so that there the tests below run.
 TEST_CASE("OpenSSL 3 is not here: tls_wrapper was not tested" * doctest::skip()) {}
 #else
 #include <llmmem/comm/collectives.hpp>
