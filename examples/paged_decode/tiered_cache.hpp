@@ -83,7 +83,12 @@ class tiered_cache {
   }
   [[nodiscard]] sequence fork(sequence parent) { return cache_->fork(parent); }
   void truncate(sequence of, std::uint64_t tokens) { cache_->truncate(of, tokens); }
+  /// Blocks that found no slot, because the file was behind, are stored once it has caught up: so every run
+  /// computes the same tokens, at any speed of the file. An engine that cannot wait computes such blocks
+  /// again.
   void release(sequence of) {
+    tiers_.flush();
+    tiers_.store(of).value();
     cache_->release(of);
     tiers_.progress();
   }

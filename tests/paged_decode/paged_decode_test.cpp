@@ -18,6 +18,7 @@
 #include "support/program_run.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
+#include "support/small_decoder.hpp"
 
 using namespace paged_decode;
 using llmmem_tests::outcome;
@@ -87,22 +88,13 @@ outcome run(const std::vector<std::string>& arguments) {
 
 /// Short prompts in small blocks, with samples and drafts.
 experiment small_experiment() {
-  experiment what{.with_errors = false};
-  what.shape = {.layers = 2,
-                .query_heads = 4,
-                .kv_heads = 2,
-                .head_dim = 32,
-                .hidden = 32,
-                .inner = 32,
-                .vocabulary = 16,
-                .window = 16};
+  experiment what = llmmem_tests::small_decoder();
   what.plan = {.requests = 6,
                .prefix_tokens = 11,
                .own_tokens = 5,
                .answer_tokens = 18,
                .chunk_tokens = 7,
                .samples = 2};
-  what.cache.block_tokens = 4;
   return what;
 }
 

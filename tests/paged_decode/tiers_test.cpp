@@ -9,6 +9,7 @@
 
 #include "paged_decode/application.hpp"
 #include "support/program_run.hpp"
+#include "support/small_decoder.hpp"
 #include "support/temporary_folder.hpp"
 
 using namespace paged_decode;
@@ -35,16 +36,7 @@ TEST_CASE(
     "contexts many times larger than the cache come back from tiers with every bit, in every form and "
     "order") {
   const llmmem_tests::temporary_folder folder;
-  experiment what{.with_errors = false};
-  what.shape = {.layers = 2,
-                .query_heads = 4,
-                .kv_heads = 2,
-                .head_dim = 32,
-                .hidden = 32,
-                .inner = 32,
-                .vocabulary = 16,
-                .window = 16};
-  what.cache.block_tokens = 4;
+  experiment what = llmmem_tests::small_decoder();
   constexpr auto nhd = llmmem::paging::head_order::nhd;
   constexpr auto hnd = llmmem::paging::head_order::hnd;
   for (const auto& [form, heads] :
@@ -64,16 +56,7 @@ TEST_CASE(
 
 TEST_CASE("tiers smaller than the contexts cost computation, and change no bit") {
   const llmmem_tests::temporary_folder folder;
-  experiment what{.with_errors = false};
-  what.shape = {.layers = 2,
-                .query_heads = 4,
-                .kv_heads = 2,
-                .head_dim = 32,
-                .hidden = 32,
-                .inner = 32,
-                .vocabulary = 16,
-                .window = 16};
-  what.cache.block_tokens = 4;
+  experiment what = llmmem_tests::small_decoder();
   tiers_experiment asked = small(folder.path().string());
   asked.sizes.file = 24;
   const tiers_finding found = compare_tiers(what, asked);
@@ -86,8 +69,10 @@ TEST_CASE("tiers smaller than the contexts cost computation, and change no bit")
 }
 
 TEST_CASE("the program runs conversations, and refuses impossible ones") {
-  const outcome ran = run({"--tiers", "host=8,file=64", "--conversations", "6", "--turns", "2", "--answer",
-                           "4", "--layers", "1", "--json"});
+  const llmmem_tests::temporary_folder folder;  // the default one may be in use by another run of the tests
+  const outcome ran =
+      run({"--tiers", "host=8,file=64", "--tier-dir", folder.path().string(), "--conversations", "6",
+           "--turns", "2", "--answer", "4", "--layers", "1", "--json"});
   CHECK(ran.status == example::exit_status::success);
   const auto found = nlohmann::json::parse(ran.out);
   CHECK(found["identical"] == true);
