@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "support/bench_folder.hpp"
+#include "support/loopback.hpp"
 
 namespace llmmem_bench {
 
@@ -28,25 +29,6 @@ namespace llmmem_bench {
 
 enum class socket_kind : std::uint8_t { local, tcp };
 
-/// Free ports of the loopback; another process may take one before it is used.
-[[nodiscard]] inline std::vector<std::string> free_addresses(std::uint32_t count) {
-  std::vector<std::string> found;
-  std::vector<llmmem::detail::descriptor> held;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    held.emplace_back(::socket(AF_INET, SOCK_STREAM, 0));
-    sockaddr_in where{};
-    where.sin_family = AF_INET;
-    where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(where);
-    if (::bind(held[i].get(), reinterpret_cast<sockaddr*>(&where), size) != 0 ||
-        ::getsockname(held[i].get(), reinterpret_cast<sockaddr*>(&where), &size) != 0) {
-      throw std::runtime_error("no free port");
-    }
-    found.push_back("127.0.0.1:" + std::to_string(ntohs(where.sin_port)));
-  }
-  return found;
-}
-
 /// Options of `seats` endpoints that differ only in `seat`.
 [[nodiscard]] inline llmmem::socket_options job_options(socket_kind of, std::uint32_t seats,
                                                         const bench_folder& folder) {
@@ -54,7 +36,7 @@ enum class socket_kind : std::uint8_t { local, tcp };
   if (of == socket_kind::local) {
     options.folder = folder.path();
   } else {
-    options.addresses = free_addresses(seats);
+    options.addresses = llmmem_tests::free_addresses(seats);
   }
   return options;
 }

@@ -134,7 +134,7 @@ class plain_link {
       }
       return;
     }
-    const detail::socket_address where = detail::numeric_address(llmmem_bench::free_addresses(1)[0]);
+    const detail::socket_address where = detail::numeric_address(llmmem_tests::free_addresses(1)[0]);
     const detail::descriptor listener = detail::listen_at(where, static_cast<std::uint32_t>(bytes), 1, 0);
     ends_[0] = detail::descriptor(::socket(AF_INET, SOCK_STREAM, 0));
     with_buffers(ends_[0].get());

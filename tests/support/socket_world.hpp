@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/loopback.hpp"
 #include "support/temporary_folder.hpp"
 
 namespace llmmem_tests {
@@ -90,25 +91,6 @@ class recorder {
 static_assert(llmmem::frame_handler<recorder>);
 
 enum class socket_kind : std::uint8_t { local, tcp };
-
-/// Ports that nobody listens at.
-inline std::vector<std::string> free_addresses(std::uint32_t count) {
-  std::vector<std::string> all;
-  std::vector<llmmem::detail::descriptor> held;
-  for (std::uint32_t i = 0; i < count; ++i) {
-    held.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in where{};
-    where.sin_family = AF_INET;
-    where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(where);
-    if (::bind(held.back().get(), reinterpret_cast<sockaddr*>(&where), size) != 0 ||
-        ::getsockname(held.back().get(), reinterpret_cast<sockaddr*>(&where), &size) != 0) {
-      throw std::runtime_error("no free port");
-    }
-    all.push_back("127.0.0.1:" + std::to_string(ntohs(where.sin_port)));
-  }
-  return all;
-}
 
 inline constexpr std::uint64_t ms = 1'000'000;
 
