@@ -71,6 +71,9 @@ constexpr std::array refusals{
     refusal{errc::bad_block_count, raises::length_error,
             "kv: 30 blocks asked for, but the pool allows 1 to 12; build it with a larger block_capacity to "
             "grow further"},
+    refusal{errc::bad_budget, raises::length_error,
+            "kv: a budget of 30 bytes asked for, but the pool allows two pages to 12 bytes; build it with a "
+            "larger budget_capacity_bytes to grow further"},
     refusal{errc::out_of_requests, raises::out_of_memory,
             "kv: all 12 requests are in use; finish one, or raise max_requests"},
     refusal{errc::step_pending, raises::argument_error,

@@ -48,8 +48,7 @@ constexpr bool has_calls_of_one_size =
              std::span<const block_move> moves) { cache.match(sequence, keyed); } ||
     requires(Cache& cache, sequence_id sequence, const keyed_blocks& keyed) {
       cache.commit(sequence, keyed);
-    } || requires(Cache& cache) { cache.resize(std::uint64_t{1}); } ||
-    requires(Cache& cache) { cache.compaction_facts_now(); } ||
+    } || requires(Cache& cache) { cache.compaction_facts_now(); } ||
     requires(Cache& cache) { cache.block_tokens(); };
 static_assert(!has_calls_of_one_size<cache_type>);
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -62,11 +63,24 @@ class naive_pages {
   };
   std::map<block_id, block> blocks;
 
-  /// Pages that no active block pins.
+  /// Retires the pages above `pages`: nothing is cached there any more.
+  void resize(std::uint64_t pages) {
+    pages_ = pages;
+    for (auto& [id, each] : blocks)
+      each.cached = each.cached && each.page <= pages;
+  }
+  [[nodiscard]] std::uint64_t retiring() const {
+    std::set<std::uint64_t> pages;
+    for (const auto& [id, each] : blocks)
+      if (each.page > pages_) pages.insert(each.page);
+    return pages.size();
+  }
+
+  /// Usable pages that no active block pins.
   [[nodiscard]] std::uint64_t open_pages() const {
     std::map<std::uint64_t, bool> pinned;
     for (const auto& [id, each] : blocks)
-      pinned[each.page] |= each.references != 0;
+      if (each.page <= pages_) pinned[each.page] |= each.references != 0;
     std::uint64_t count = pages_;
     for (const auto& [page, is] : pinned)
       count -= is ? 1 : 0;
@@ -78,7 +92,7 @@ class naive_pages {
     for (std::size_t g = 0; g < wanted.size(); ++g) {
       std::map<std::uint64_t, std::uint64_t> active;
       for (const auto& [id, each] : blocks)
-        active[each.page] += each.group == g && each.references != 0 ? 1 : 0;
+        if (each.page <= pages_) active[each.page] += each.group == g && each.references != 0 ? 1 : 0;
       std::uint64_t room = 0;
       for (const auto& [page, count] : active)
         room += count == 0 ? 0 : page_blocks_[g] - count;
@@ -101,12 +115,14 @@ TEST_CASE(
   std::uint64_t refused = 0;
   std::uint64_t evictions = 0;
   std::uint64_t emptied = 0;
+  std::uint64_t resizes = 0;
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);
     const std::size_t groups = 1 + random.below(std::uint64_t{4});
     const std::uint64_t page_bytes = 64 + random.below(std::uint64_t{200});
-    const std::uint64_t pages = 1 + random.below(std::uint64_t{9});
+    const std::uint64_t most_pages = 1 + random.below(std::uint64_t{9});
+    std::uint64_t pages = random.once_in(2) ? most_pages : 1 + random.below(most_pages);
     std::vector<std::uint64_t> sizes;
     std::vector<std::uint64_t> page_blocks;
     for (std::size_t g = 0; g < groups; ++g) {
@@ -114,7 +130,9 @@ TEST_CASE(
       page_blocks.push_back(page_bytes / sizes.back());
     }
     const std::string_view policy = eviction_names[random.below(std::uint64_t{eviction_names.size()})];
-    const super_page_options options{.budget_bytes = (pages + 1) * page_bytes + random.below(page_bytes),
+    const std::uint64_t remainder = random.below(page_bytes);
+    const super_page_options options{.budget_bytes = (pages + 1) * page_bytes + remainder,
+                                     .budget_capacity_bytes = (most_pages + 1) * page_bytes + remainder,
                                      .page_bytes = page_bytes,
                                      .block_bytes = sizes,
                                      .name = "kv"};
@@ -125,8 +143,11 @@ TEST_CASE(
     const auto forget = [&](std::span<const block_id> gone) noexcept {
       for (const block_id block : gone) {
         const auto at = oracle.blocks.find(block);
-        if (at == oracle.blocks.end() || at->second.references != 0) std::terminate();
-        oracle.blocks.erase(at);
+        if (at == oracle.blocks.end()) std::terminate();
+        const bool retires = at->second.page > pages;
+        if (retires ? !at->second.cached : at->second.references != 0) std::terminate();
+        at->second.cached = false;
+        if (at->second.references == 0) oracle.blocks.erase(at);
       }
     };
     for (int step = 0; step < 300; ++step) {
@@ -173,6 +194,7 @@ TEST_CASE(
           for (const group_blocks& each : wanted) {
             for (const block_id block : each.out) {
               REQUIRE(kv.group_of(block) == each.group);
+              REQUIRE_FALSE(kv.is_retiring(block));
               REQUIRE(oracle.blocks
                           .emplace(block, naive_pages::block{each.group, kv.layout().page_of(block),
                                                              kv.offset(block), sizes[each.group]})
@@ -193,6 +215,7 @@ TEST_CASE(
           case 4:
           case 8:
           case 9:
+            if (known.references != 0 && !known.cached && kv.is_retiring(block)) break;
             if (known.references != 0 && !known.cached) {
               kv.mark_cached(block);
               known.cached = true;
@@ -209,6 +232,13 @@ TEST_CASE(
           case 6:
             if (!random.once_in(10)) break;
             if (random.once_in(2)) {
+              pages = 1 + random.below(most_pages);
+              const std::uint64_t retiring =
+                  kv.resize((pages + 1) * page_bytes + random.below(remainder + 1), forget).value();
+              oracle.resize(pages);
+              REQUIRE(retiring == oracle.retiring());
+              ++resizes;
+            } else if (random.once_in(2)) {
               static_cast<void>(kv.reclaim_pages(1, forget));
             } else {
               static_cast<void>(kv.evict_one(random.below(std::uint64_t{groups}), forget));
@@ -237,7 +267,11 @@ TEST_CASE(
         REQUIRE(ranges[i].first >= (i == 0 ? page_bytes : ranges[i - 1].second));
         REQUIRE(ranges[i].first / page_bytes == (ranges[i].second - 1) / page_bytes);
       }
-      if (!ranges.empty()) REQUIRE(ranges.back().second <= kv.physical_bytes());
+      if (!ranges.empty()) {
+        const bool retires = oracle.retiring() != 0;
+        REQUIRE(ranges.back().second <= (retires ? kv.max_physical_bytes() : kv.physical_bytes()));
+      }
+      REQUIRE(kv.retiring_pages() == oracle.retiring());
       REQUIRE(kv.stats().active_bytes == active);
       REQUIRE(kv.stats().idle_bytes == idle);
     }
@@ -251,6 +285,7 @@ TEST_CASE(
       oracle.blocks.erase(at);
     }
     REQUIRE(kv.free_pages() == pages);
+    REQUIRE(kv.retiring_pages() == 0);
     REQUIRE(kv.audit().empty());
     evictions += kv.stats().evictions;
     emptied += kv.stats().pages_emptied;
@@ -258,6 +293,7 @@ TEST_CASE(
   CHECK(refused > 1'000);
   CHECK(evictions > 1'000);
   CHECK(emptied > 100);
+  CHECK(resizes > 200);
 }
 
 TEST_CASE("a page belongs to one group until its last block is free") {
@@ -389,6 +425,53 @@ TEST_CASE("the requests of several groups are considered together") {
   CHECK(lacks[0].pages == 2);
   CHECK(lacks[1].missing() == 4);
   CHECK(lacks[1].pages == 2);
+}
+
+TEST_CASE("a pool that shrinks drops what is cached above its budget, and keeps what is held") {
+  pool kv({.budget_bytes = 3000,
+           .budget_capacity_bytes = 5500,
+           .page_bytes = 1000,
+           .block_bytes = std::array<std::uint64_t, 2>{100, 300},
+           .name = "kv"});
+  CHECK(kv.physical_bytes() == 3000);
+  CHECK(kv.max_physical_bytes() == 5000);
+  CHECK(kv.resize(5500).value() == 0);
+  CHECK(kv.stats().pages == 4);
+  CHECK(kv.stats().remainder_bytes == 500);
+  // Page 1 is full of small blocks; page 2 has a held and a cached one, page 3 a large cached one.
+  const auto small = take(kv, 0, 12);
+  const auto large = take(kv, 1, 1);
+  kv.mark_cached(small[11]);
+  keep(kv, large);
+  release(kv, std::span(small).subspan(11));
+  release(kv, large);
+  std::vector<block_id> gone;
+  const auto forget = [&](std::span<const block_id> blocks) noexcept {
+    gone.insert(gone.end(), blocks.begin(), blocks.end());
+  };
+  CHECK(kv.resize(2999, forget).value() == 1);
+  CHECK(gone == std::vector{small[11], large[0]});
+  CHECK(kv.stats().retiring_pages == 1);
+  CHECK(kv.available(0) == 0);
+  std::array<block_id, 1> more{};
+  CHECK(kv.allocate(0, more).error().message() ==
+        "kv: group 0 needs 1 blocks, but 0 are available to it; release sequences, or build it with a larger "
+        "budget");
+  CHECK(kv.audit() == std::vector<std::string>{});
+  SUBCASE("the last release ends the retirement") {
+    release(kv, std::span(small).subspan(10, 1));
+    CHECK(kv.retiring_pages() == 0);
+    CHECK(kv.free_pages() == 0);
+  }
+  SUBCASE("growing ends it as well, and the page's other blocks are available again") {
+    CHECK(kv.resize(3000).value() == 0);
+    CHECK(kv.available(0) == 9);
+  }
+  CHECK(kv.audit() == std::vector<std::string>{});
+  CHECK(kv.resize(1999).error().message() ==
+        "kv: a budget of 1999 bytes asked for, but the pool allows two pages to 5500 bytes; build it with a "
+        "larger budget_capacity_bytes to grow further");
+  CHECK(kv.resize(5501).code() == errc::bad_budget);
 }
 
 TEST_CASE("offsets are exact past four gigabytes, and one multiplication finds every block") {

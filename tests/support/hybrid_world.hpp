@@ -106,7 +106,7 @@ class hybrid_world {
               return llmmem::make_eviction(policy_, slots, source);
             },
             group_recorder{&contents_}),
-        memory_(cache_.pool().physical_bytes()) {}
+        memory_(cache_.pool().max_physical_bytes()) {}
   hybrid_world(const hybrid_world&) = delete;
   hybrid_world& operator=(const hybrid_world&) = delete;
 
@@ -137,6 +137,7 @@ class hybrid_world {
     cache_.collect();
     must(cache_.stats().deferred == 0 && cache_.stats().pages.active_bytes == 0 &&
          cache_.stats().tokens == 0);
+    must(cache_.stats().pages.retiring_pages == 0);
     cache_.drop_idle();
     must(cache_.stats().pages.free_pages == cache_.stats().pages.pages && cache_.stats().chunks == 0);
     must(cache_.audit().empty() && contents_.blocks.empty());
@@ -147,6 +148,8 @@ class hybrid_world {
   /// Appends that were refused, and hits shorter than the longest prefix that any one group could have
   /// served.
   [[nodiscard]] std::uint64_t refused() const { return refused_; }
+  /// Pages that retired while sequences held blocks in them.
+  [[nodiscard]] std::uint64_t retired() const { return retired_; }
   /// Sequences cut shorter, cuts that were refused, batches that grew, and reads that were still under way
   /// when what they read was given back.
   [[nodiscard]] std::uint64_t cuts() const { return cuts_; }
@@ -219,8 +222,10 @@ class hybrid_world {
       largest = std::max(largest, each.block_bytes);
     const std::uint64_t page = largest + choices_.below(3 * largest);
     const std::uint64_t longest = choices_.once_in(4) ? 9 : 50;
+    const std::uint64_t budget = page * (2 + choices_.below(std::uint64_t{30}));
     return {.groups = groups_,
-            .budget_bytes = page * (2 + choices_.below(std::uint64_t{30})),
+            .budget_bytes = budget,
+            .budget_capacity_bytes = budget + page * choices_.below(std::uint64_t{5}),
             .page_bytes = page,
             .max_sequences = most_sequences,
             .max_sequence_tokens = longest,
@@ -491,6 +496,17 @@ class hybrid_world {
         }
       }
     }
+  }
+
+  /// What is above the new budget is no longer cached; what sequences hold stays.
+  void resize() {
+    const std::uint64_t most = cache_.pool().max_physical_bytes() / options_.page_bytes;
+    const std::uint64_t pages = choices_.once_in(2) ? most : 2 + choices_.below(most - 1);
+    const auto retiring = cache_.resize(pages * options_.page_bytes);
+    must(retiring && *retiring == cache_.stats().pages.retiring_pages);
+    for (const auto& [block, entry] : contents_.blocks)
+      must(!cache_.pool().is_retiring(block));
+    retired_ += *retiring;
   }
 
   /// All of them or none: a refusal has changed no sequence and evicted nothing.
@@ -891,6 +907,7 @@ class hybrid_world {
         return fork(sequence);
       case 7:
         if (choices_.once_in(8)) cache_.drop_idle();
+        if (choices_.once_in(12)) resize();
         return;
       case 8:
       case 9:
@@ -924,6 +941,7 @@ class hybrid_world {
   llmmem::host_timeline stream_;
   std::vector<reader> readers_;
   std::uint64_t refused_ = 0;
+  std::uint64_t retired_ = 0;
   std::uint64_t cuts_ = 0;
   std::uint64_t refused_cuts_ = 0;
   std::uint64_t batches_ = 0;

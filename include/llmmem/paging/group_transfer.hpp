@@ -28,7 +28,7 @@ inline namespace v0 {
 /// A cache with groups of layers and the memory behind its pages, as `export_sequence` and `import_sequence`
 /// read and write it.
 struct group_memory {
-  std::span<std::byte> bytes{};  ///< at least `pool().physical_bytes()`, from the null page on
+  std::span<std::byte> bytes{};  ///< at least `pool().max_physical_bytes()`, from the null page on
   /// Identifies what the bytes of blocks mean: model, element types, order inside a block. The same on both
   /// sides.
   std::uint64_t contents = 0;
@@ -134,7 +134,7 @@ result<std::uint64_t> export_sequence(const Cache& cache, sequence_id sequence,
   if (tokens.size() != held) return failure{errc::size_mismatch, sequence.slot, tokens.size(), held, who};
   if (cache.prefix_tokens(sequence) != held)
     return failure{errc::not_a_prefix, sequence.slot, held, cache.prefix_tokens(sequence), who};
-  if (memory.bytes.size() < cache.pool().physical_bytes()) {
+  if (memory.bytes.size() < cache.pool().max_physical_bytes()) {
     const std::uint64_t blocks = memory.bytes.size() / cache.layout().page_bytes << cache.layout().shift;
     return failure{errc::no_such_block, 0, cache.pool().block_ids() - 1, blocks, who};
   }
@@ -216,7 +216,7 @@ result<imported_sequence> import_sequence(Cache& cache, const group_memory& memo
     if (here.block_bytes > largest) largest = here.block_bytes;
     if (here.block_tokens > step) step = here.block_tokens;
   }
-  if (memory.bytes.size() < cache.pool().physical_bytes()) {
+  if (memory.bytes.size() < cache.pool().max_physical_bytes()) {
     const std::uint64_t blocks = memory.bytes.size() / cache.layout().page_bytes << cache.layout().shift;
     return failure{errc::no_such_block, 0, cache.pool().block_ids() - 1, blocks, who};
   }

@@ -263,6 +263,13 @@ class hybrid_allocator {
   /// Drops the contents of all idle blocks and returns how many.
   std::uint64_t drop_idle() noexcept;
 
+  /// Sets the budget to `budget_bytes`, from two pages to `budget_capacity_bytes`; see
+  /// `super_page_pool::resize`. Sequences keep their blocks: as they release them, pages above the budget
+  /// become free, and at 0 retiring pages the memory there may be reclaimed. `pool().physical_bytes()` is
+  /// where it begins.
+  /// @return the number of pages that are retiring. `errc::bad_budget` for a budget that is not possible.
+  result<std::uint64_t> resize(std::uint64_t budget_bytes) noexcept;
+
   // Wrong contents, see `paged_allocator`
 
   /// Begins `epoch`: the model's weights have changed. Contents cached in any group are no longer found, and

@@ -38,13 +38,14 @@ struct hybrid_traits {
 struct hybrid_options {
   std::span<const layer_group> groups{};  ///< 1 to `max_layer_groups`
   std::uint64_t budget_bytes = 0;         ///< of all blocks of all groups together, see `super_page_options`
+  std::uint64_t budget_capacity_bytes = 0;  ///< the most that `resize` may set; 0: `budget_bytes`
   std::uint64_t page_bytes = std::uint64_t{2} << 20;
   std::uint32_t max_sequences = 256;            ///< alive at once, at least 1
   std::uint64_t max_sequence_tokens = 131'072;  ///< the most tokens a sequence may have
   /// Chunks of tokens that the prefix chain may hold, at least those of the longest sequence; 0: as many as
-  /// the group with the most tokens per byte could cache if it had the whole budget. If no group reads all
-  /// tokens, sequences have more tokens than their blocks, so 0 adds the chunks of `max_sequences` sequences
-  /// of the maximum length.
+  /// the group with the most tokens per byte could cache if it had all of the largest budget. If no group
+  /// reads all tokens, sequences have more tokens than their blocks, so 0 adds the chunks of `max_sequences`
+  /// sequences of the maximum length.
   std::uint64_t max_chunks = 0;
   /// References that may wait for fences, from at most 4 x `max_sequences` calls; unlimited: one per block
   /// id.

@@ -22,6 +22,7 @@ inline constexpr std::uint64_t max_page_blocks = 32'768;
 /// The construction parameters of a `super_page_pool`.
 struct super_page_options {
   std::uint64_t budget_bytes = 0;                     ///< of all pages, including the null page
+  std::uint64_t budget_capacity_bytes = 0;            ///< the most that `resize` may set; 0: `budget_bytes`
   std::uint64_t page_bytes = std::uint64_t{2} << 20;  ///< of a super-page
   std::span<const std::uint64_t> block_bytes{};       ///< of each group, 1 to `max_layer_groups` of them
   std::string name = "super_page_pool";               ///< the name in error texts
@@ -82,7 +83,7 @@ struct super_page_group_stats {
   std::uint64_t pages = 0;            ///< assigned to the group
   std::uint64_t active_blocks = 0;
   std::uint64_t idle_blocks = 0;
-  std::uint64_t free_blocks = 0;  ///< of its pages
+  std::uint64_t free_blocks = 0;  ///< of its pages; those of retiring ones are not allocated again
   std::uint64_t active_bytes = 0;
   std::uint64_t idle_bytes = 0;
   std::uint64_t free_bytes = 0;     ///< internal waste: in its pages, unusable for other groups
@@ -95,6 +96,7 @@ struct super_page_stats {
   std::uint64_t remainder_bytes = 0;  ///< of the budget, less than a page
   std::uint64_t null_bytes = 0;       ///< the null page
   std::uint64_t pages = 0;            ///< usable
+  std::uint64_t retiring_pages = 0;   ///< above these, with active blocks; their bytes are past the budget
   std::uint64_t free_pages = 0;       ///< of no group
   std::uint64_t emptiable_pages = 0;  ///< without active blocks: free once their idle blocks are evicted
   std::uint64_t active_bytes = 0;     ///< of all groups, as in `super_page_group_stats`

@@ -52,6 +52,10 @@ concept eviction_factory = requires(F& make, slot_count slots, const metadata_so
 /// Blocks are active, idle or free as in `block_pool`. `Eviction` orders the idle blocks, with one instance
 /// per group.
 ///
+/// A running pool can be resized. Its usable pages are those below `physical_bytes()`. When a resize lowers
+/// the budget, the pages above it that hold active blocks retire: their holders keep the blocks, but the pool
+/// allocates nothing there, and nothing there becomes cached.
+///
 /// @par Ids   a `block_id` is page << shift | index, over all groups; page 0 is the null page, so block 0 is
 ///   the null block and kernels may read its address. Metadata is indexed by the id; hosts and kernels decode
 ///   it without a division. Tables for kernels hold units instead, see `super_page_layout`: address = base +
@@ -136,6 +140,15 @@ class super_page_pool {
   template <eviction_callback OnEvict = ignore_eviction>
   bool evict_one(std::size_t group, OnEvict&& on_evict = {}) noexcept;
 
+  /// Sets the budget to `budget_bytes`, from two pages to the capacity. Growing takes effect at once; the
+  /// backing memory must exist. Shrinking drops the contents of all blocks above the budget, idle or active,
+  /// and retires the pages there with active blocks.
+  /// @return the number of pages that are retiring: at 0, the memory from `physical_bytes()` on may be
+  ///   reclaimed. `errc::bad_budget` for less than two pages or more than the capacity.
+  /// @par Complexity   O(pages) plus O(blocks) of the pages that retire.
+  template <eviction_callback OnEvict = ignore_eviction>
+  result<std::uint64_t> resize(std::uint64_t budget_bytes, OnEvict&& on_evict = {}) noexcept;
+
   /// Computes whether all groups together can get the blocks they ask for, and what each lacks.
   /// @param wanted  blocks for each group; `out` has the same length.
   /// @return whether nothing is lacking.
@@ -173,8 +186,19 @@ class super_page_pool {
   }
   /// All ids are below this number.
   [[nodiscard]] std::uint64_t block_ids() const noexcept { return records_.size(); }
-  /// Bytes that the backing memory must have.
-  [[nodiscard]] std::uint64_t physical_bytes() const noexcept { return pages_.size() * layout_.page_bytes; }
+  /// Bytes that the backing memory must have, apart from retiring pages.
+  [[nodiscard]] std::uint64_t physical_bytes() const noexcept {
+    return (last_page_ + 1) * layout_.page_bytes;
+  }
+  /// The value of `physical_bytes()` at the largest budget that `resize` may set.
+  [[nodiscard]] std::uint64_t max_physical_bytes() const noexcept {
+    return pages_.size() * layout_.page_bytes;
+  }
+  /// Pages above the budget that still hold active blocks.
+  [[nodiscard]] std::uint64_t retiring_pages() const noexcept { return retiring_; }
+  [[nodiscard]] bool is_retiring(block_id block) const noexcept {
+    return layout_.page_of(block) > last_page_;
+  }
   [[nodiscard]] std::uint64_t free_pages() const noexcept { return free_page_count_; }
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return name_; }
 
@@ -240,7 +264,11 @@ class super_page_pool {
   [[nodiscard]] bool is_older(std::uint32_t a, std::uint32_t b) const noexcept {
     return clock_ - a > clock_ - b;
   }
-  [[nodiscard]] places places_of(const page_record& page) const noexcept;
+  [[nodiscard]] places places_of(std::uint32_t page) const noexcept;
+  [[nodiscard]] std::uint64_t spare_of(std::uint32_t page) const noexcept;
+  void free_page(std::uint32_t page) noexcept;
+  template <class OnEvict>
+  void retire(std::uint32_t page, OnEvict& on_evict) noexcept;
   template <class Change>
   void change(std::uint32_t page, Change&& how) noexcept;
   void list(std::uint32_t page, const places& to) noexcept;
@@ -260,6 +288,7 @@ class super_page_pool {
 
   std::string name_;
   std::uint64_t budget_bytes_;
+  std::uint64_t budget_capacity_bytes_;
   std::size_t group_count_;
   super_page_layout layout_;
   std::array<group_record, max_layer_groups> groups_{};
@@ -270,6 +299,8 @@ class super_page_pool {
   detail::page_lists idle_;                    // the idle blocks of each page, the oldest first
   detail::fixed_array<std::uint32_t> free_pages_;  // a stack
   std::uint64_t free_page_count_ = 0;
+  std::uint64_t last_page_ = 0;  // the last usable one; those above it retire
+  std::uint64_t retiring_ = 0;
   detail::page_lists open_;       // pages with a free block, by group and share of active blocks
   detail::page_lists emptiable_;  // pages without an active block, by share of idle ones
   detail::page_lists mixed_;      // pages with active and idle blocks, by group and share of active ones

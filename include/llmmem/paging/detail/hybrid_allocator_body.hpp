@@ -46,6 +46,7 @@ struct pool_plan {
     for (std::size_t g = 0; g < options.groups.size(); ++g)
       sizes[g] = options.groups[g].block_bytes;
     pool = {.budget_bytes = options.budget_bytes,
+            .budget_capacity_bytes = options.budget_capacity_bytes,
             .page_bytes = options.page_bytes,
             .block_bytes = std::span(sizes).first(options.groups.size()),
             .name = options.name,
@@ -76,7 +77,7 @@ struct pool_plan {
   bool looks_at_all = false;
   for (const layer_group& each : options.groups) {
     const std::uint64_t blocks =
-        (options.budget_bytes / options.page_bytes - 1) * (options.page_bytes / each.block_bytes);
+        (budget_capacity(options) / options.page_bytes - 1) * (options.page_bytes / each.block_bytes);
     const std::uint64_t nodes = blocks * (each.block_tokens / chunk);
     if (nodes > most) most = nodes;
     looks_at_all = looks_at_all || each.kind == layer_kind::full_attention;
@@ -94,7 +95,7 @@ struct pool_plan {
 [[nodiscard]] inline std::uint64_t block_ids(const hybrid_options& options) {
   static_cast<void>(detail::checked_groups(options));
   const detail::pool_plan plan(options);
-  return options.budget_bytes / options.page_bytes << detail::checked_layout(plan.pool).shift;
+  return detail::budget_capacity(options) / options.page_bytes << detail::checked_layout(plan.pool).shift;
 }
 
 template <class Traits>

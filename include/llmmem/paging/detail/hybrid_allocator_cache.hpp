@@ -230,7 +230,7 @@ void hybrid_allocator<Traits>::cache_block(std::uint32_t slot, std::size_t group
   if (end % tokens != 0) return;
   const std::uint64_t i = end / tokens - 1;
   const block_id block = row(slot, group)[i];
-  if (!is_snapshot(slot, group, i)) return;
+  if (!is_snapshot(slot, group, i) || pool_.is_retiring(block)) return;
   // A fork gave other values to tokens that it shares with this sequence (`name_tokens`), and was first.
   if (pool_.record(block).is_cached() && node_of_[to_index(block)] != at.node) return;
   if (const block_id cached = chain_.cached(at.node, group); cached != null_block) {
@@ -273,6 +273,11 @@ std::uint64_t hybrid_allocator<Traits>::drop_idle() noexcept {
       ++dropped;
   }
   return dropped;
+}
+
+template <class Traits>
+result<std::uint64_t> hybrid_allocator<Traits>::resize(std::uint64_t budget_bytes) noexcept {
+  return pool_.resize(budget_bytes, forget_evicted());
 }
 
 }  // namespace v0

@@ -86,7 +86,8 @@ block_id super_page_pool<Eviction>::take(std::uint16_t group, OnEvict& on_evict)
     if (opens && own.open != 0) return take_free(fullest(open_, own.open));
     // While pages are scarce, evicts idle blocks in pages with active ones first: no other group could use
     // them, and such pages would fill the pool.
-    const bool scarce = group_count_ > 1 && own.mixed != 0 && free_page_count_ < pages_.size() / scarce_share;
+    const bool scarce =
+        group_count_ > 1 && own.mixed != 0 && free_page_count_ < (last_page_ + 1) / scarce_share;
     if (opens && free_page_count_ != 0 && !scarce) return take_free(assign_page(group));
     // From here on, an allocation drops contents.
     const auto victim = evictions_by_group_[group]->victim();

@@ -24,6 +24,7 @@ class super_page_pool<Eviction>::auditor {
       for (std::uint32_t page = 0; page < pool_->pages_.size(); ++page)
         audit_page(page);
       audit_emptiable();
+      audit_retiring();
       for (std::size_t group = 0; group < pool_->group_count_; ++group)
         audit_group(group);
       for (std::size_t page = 0; page < in_lists_.size(); ++page) {
@@ -52,8 +53,7 @@ class super_page_pool<Eviction>::auditor {
   bool audit_free_pages() {
     for (std::uint64_t i = 0; i < pool_->free_page_count_; ++i) {
       const std::uint32_t page = pool_->free_pages_[i];
-      if (page == 0 || page >= pool_->pages_.size() || is_free_[page] ||
-          pool_->pages_[page].group != no_group) {
+      if (page == 0 || page > pool_->last_page_ || is_free_[page] || pool_->pages_[page].group != no_group) {
         blame("the free pages name " + named(page) + ", which is assigned, named twice or does not exist");
         return false;
       }
@@ -73,17 +73,18 @@ class super_page_pool<Eviction>::auditor {
     }
     const bool lists_idle = audit_idle_list(page, has.idle);
     if (record.group == no_group) {
-      if (!is_free_[page] && page != 0) blame(named(page) + " is leaked");
+      if (!is_free_[page] && page != 0 && page <= pool_->last_page_) blame(named(page) + " is leaked");
       return;
     }
     if (lists_idle) audit_free_list(page, has);
-    const places at = pool_->places_of(record);
+    if (page > pool_->last_page_) ++retiring_;
+    const places at = pool_->places_of(page);
     in_lists_[page] = (at.open >= 0 ? 1U : 0U) + (at.emptiable >= 0 ? 1U : 0U) + (at.mixed >= 0 ? 1U : 0U);
     group_record& group = counted_[record.group];
     ++group.pages;
     group.active += record.active;
     group.idle += record.idle;
-    if (record.active != 0) group.spare += pool_->groups_[record.group].page_blocks - record.active;
+    group.spare += pool_->spare_of(page);
   }
 
   page_count audit_blocks(std::uint32_t page) {
@@ -170,7 +171,7 @@ class super_page_pool<Eviction>::auditor {
     std::uint64_t length = 0;
     for (std::uint32_t page = lists.front(which); page != detail::no_index && length <= pool_->pages_.size();
          page = lists.next(page), ++length) {
-      if (in_lists_[page] == 0 || !belongs(pool_->places_of(pool_->pages_[page]))) {
+      if (in_lists_[page] == 0 || !belongs(pool_->places_of(page))) {
         blame(named(page) + " is in a list it does not belong to");
         return length;
       }
@@ -188,6 +189,13 @@ class super_page_pool<Eviction>::auditor {
     if (emptiable != pool_->emptiable_count_) {
       blame(std::to_string(emptiable) + " pages can be emptied, the count says " +
             std::to_string(pool_->emptiable_count_));
+    }
+  }
+
+  void audit_retiring() {
+    if (retiring_ != pool_->retiring_) {
+      blame(std::to_string(retiring_) + " pages are retiring, the count says " +
+            std::to_string(pool_->retiring_));
     }
   }
 
@@ -225,9 +233,9 @@ class super_page_pool<Eviction>::auditor {
     const std::uint64_t bytes = all.remainder_bytes + all.null_bytes +
                                 all.free_pages * pool_->layout_.page_bytes + all.active_bytes +
                                 all.idle_bytes + all.free_bytes + all.padding_bytes;
-    if (bytes != pool_->budget_bytes_) {
-      blame("accounts for " + std::to_string(bytes) + " of " + std::to_string(pool_->budget_bytes_) +
-            " bytes");
+    const std::uint64_t expected = pool_->budget_bytes_ + all.retiring_pages * pool_->layout_.page_bytes;
+    if (bytes != expected) {
+      blame("accounts for " + std::to_string(bytes) + " of " + std::to_string(expected) + " bytes");
     }
   }
 
@@ -236,6 +244,7 @@ class super_page_pool<Eviction>::auditor {
   std::array<group_record, max_layer_groups> counted_{};
   std::vector<std::uint32_t> in_lists_;  // by page: the number of lists in which it is still missing
   std::vector<bool> is_free_;            // by page
+  std::uint64_t retiring_ = 0;
 };
 
 template <eviction_policy Eviction>

@@ -13,6 +13,12 @@ inline namespace v0 {
 
 namespace detail {
 
+/// Returns the largest budget that a pool or an allocator of `options` may ever have.
+template <class Options>
+[[nodiscard]] std::uint64_t budget_capacity(const Options& options) noexcept {
+  return options.budget_capacity_bytes != 0 ? options.budget_capacity_bytes : options.budget_bytes;
+}
+
 /// Returns the layout for `options` after checking every number and every product in them.
 [[nodiscard]] inline super_page_layout checked_layout(const super_page_options& options) {
   const auto refuse = [&](const std::string& why) { throw length_error(options.name + ": " + why); };
@@ -37,12 +43,16 @@ namespace detail {
     layout.unit = std::gcd(layout.unit, bytes);
   }
   layout.shift = static_cast<std::uint32_t>(std::bit_width(most - 1));
-  const std::uint64_t pages = options.budget_bytes / options.page_bytes;
-  if (pages < 2) {
+  if (options.budget_bytes / options.page_bytes < 2) {
     refuse("a budget of " + n(options.budget_bytes) +
            " bytes is too small; the null page and one more take " +
            n(checked_multiply(2, options.page_bytes, "super_page_pool: two pages")));
   }
+  if (options.budget_capacity_bytes != 0 && options.budget_capacity_bytes < options.budget_bytes) {
+    refuse("budget_capacity_bytes, the most that resize may set, is " + n(options.budget_capacity_bytes) +
+           ", less than the budget of " + n(options.budget_bytes) + " bytes");
+  }
+  const std::uint64_t pages = budget_capacity(options) / options.page_bytes;
   if (pages > (max_blocks + 1) >> layout.shift) {
     refuse(n(pages) + " pages of up to " + n(most) + " blocks are too many; block ids of 31 bits can name " +
            n((max_blocks + 1) >> layout.shift) + " such pages: use larger blocks");
@@ -68,9 +78,10 @@ template <eviction_factory<Eviction> Make>
 super_page_pool<Eviction>::super_page_pool(const super_page_options& options, Make&& make)
     : name_(options.name),
       budget_bytes_(options.budget_bytes),
+      budget_capacity_bytes_(detail::budget_capacity(options)),
       group_count_(options.block_bytes.size()),
       layout_(detail::checked_layout(options)),
-      pages_(options.budget_bytes / options.page_bytes, page_record{}, options.metadata,
+      pages_(budget_capacity_bytes_ / options.page_bytes, page_record{}, options.metadata,
              "super_page_pool: pages"),
       records_(pages_.size() << layout_.shift, block_record{}, options.metadata, "super_page_pool: records"),
       since_(records_.size(), options.metadata, "super_page_pool: times"),
@@ -79,6 +90,7 @@ super_page_pool<Eviction>::super_page_pool(const super_page_options& options, Ma
       open_(pages_.size(), group_count_ * fill_levels, options.metadata, "super_page_pool: open pages"),
       emptiable_(pages_.size(), idle_levels, options.metadata, "super_page_pool: emptiable pages"),
       mixed_(pages_.size(), group_count_ * fill_levels, options.metadata, "super_page_pool: mixed pages") {
+  last_page_ = options.budget_bytes / options.page_bytes - 1;
   for (std::size_t g = 0; g < group_count_; ++g) {
     groups_[g].block_bytes = options.block_bytes[g];
     groups_[g].page_blocks = layout_.page_bytes / options.block_bytes[g];
@@ -86,8 +98,8 @@ super_page_pool<Eviction>::super_page_pool(const super_page_options& options, Ma
         make(slot_count{pages_.size() * groups_[g].page_blocks}, options.metadata));
   }
   // A new pool assigns pages 1, 2, 3... in order.
-  for (std::size_t page = pages_.size() - 1; page > 0; --page)
-    free_pages_[free_page_count_++] = static_cast<std::uint32_t>(page);
+  for (std::uint64_t page = last_page_; page > 0; --page)
+    free_page(static_cast<std::uint32_t>(page));
 }
 
 // References
@@ -184,7 +196,7 @@ void super_page_pool<Eviction>::touch(block_id block, const access_hint& hint) n
   since_[to_index(block)] = pages_[page].last_idle = ++clock_;
   idle_.remove(page, to_index(block));
   idle_.push_back(page, to_index(block));
-  const places at = places_of(pages_[page]);
+  const places at = places_of(page);
   unlist(page, at);
   list(page, at);
 }
@@ -214,7 +226,8 @@ super_page_stats super_page_pool<Eviction>::stats() const noexcept {
   super_page_stats all{.budget_bytes = budget_bytes_,
                        .remainder_bytes = budget_bytes_ - physical_bytes(),
                        .null_bytes = layout_.page_bytes,
-                       .pages = pages_.size() - 1,
+                       .pages = last_page_,
+                       .retiring_pages = retiring_,
                        .free_pages = free_page_count_,
                        .emptiable_pages = emptiable_count_,
                        .allocations = allocations_,
@@ -241,3 +254,4 @@ super_page_stats super_page_pool<Eviction>::stats() const noexcept {
 #include <llmmem/paging/detail/super_pages_allocation.hpp>
 #include <llmmem/paging/detail/super_pages_audit.hpp>
 #include <llmmem/paging/detail/super_pages_lists.hpp>
+#include <llmmem/paging/detail/super_pages_resize.hpp>

@@ -9,9 +9,10 @@ inline namespace v0 {
 
 template <eviction_policy Eviction>
 typename super_page_pool<Eviction>::places super_page_pool<Eviction>::places_of(
-    const page_record& page) const noexcept {
+    std::uint32_t of) const noexcept {
+  const page_record& page = pages_[of];
   places at;
-  if (page.group == no_group) return at;
+  if (page.group == no_group || of > last_page_) return at;
   const std::uint64_t blocks = groups_[page.group].page_blocks;
   const std::uint64_t level = page.active == 0 ? 0 : 1 + (page.active - 1U) * (fill_levels - 1) / blocks;
   const auto of_group = static_cast<std::int32_t>(page.group * fill_levels + level);
@@ -21,6 +22,18 @@ typename super_page_pool<Eviction>::places super_page_pool<Eviction>::places_of(
   }
   if (page.active != 0 && page.idle != 0) at.mixed = of_group;
   return at;
+}
+
+/// Returns the blocks of a page that its group may still allocate although another one of the page is active.
+template <eviction_policy Eviction>
+std::uint64_t super_page_pool<Eviction>::spare_of(std::uint32_t page) const noexcept {
+  const page_record& record = pages_[page];
+  return record.active == 0 || page > last_page_ ? 0 : groups_[record.group].page_blocks - record.active;
+}
+
+template <eviction_policy Eviction>
+void super_page_pool<Eviction>::free_page(std::uint32_t page) noexcept {
+  free_pages_[free_page_count_++] = page;
 }
 
 template <eviction_policy Eviction>
@@ -62,21 +75,24 @@ template <class Change>
 void super_page_pool<Eviction>::change(std::uint32_t page, Change&& how) noexcept {
   page_record& record = pages_[page];
   group_record& group = groups_[record.group];
-  const auto spare = [&] { return record.active == 0 ? 0 : group.page_blocks - record.active; };
-  const places from = places_of(record);
+  const places from = places_of(page);
   group.active -= record.active;
   group.idle -= record.idle;
-  group.spare -= spare();
+  group.spare -= spare_of(page);
   how(record);
   group.active += record.active;
   group.idle += record.idle;
-  group.spare += spare();
-  const places to = places_of(record);
+  group.spare += spare_of(page);
+  const places to = places_of(page);
   if (record.active == 0 && record.idle == 0) {
     unlist(page, from);
     --group.pages;
     record = {};
-    free_pages_[free_page_count_++] = page;
+    if (page > last_page_) {
+      --retiring_;
+    } else {
+      free_page(page);
+    }
   } else if (from != to) {
     unlist(page, from);
     list(page, to);
@@ -90,7 +106,7 @@ std::uint32_t super_page_pool<Eviction>::assign_page(std::uint16_t group) noexce
   pages_[page] = {.group = group};
   ++groups_[group].pages;
   ++pages_assigned_;
-  list(page, places_of(pages_[page]));
+  list(page, places_of(page));
   return page;
 }
 
