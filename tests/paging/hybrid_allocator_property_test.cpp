@@ -16,6 +16,7 @@ struct seen {
   std::uint64_t evictions = 0;
   std::uint64_t refused = 0;
   std::uint64_t retired = 0;
+  std::uint64_t evacuated = 0;
   std::uint64_t copies = 0;
   std::uint64_t released_early = 0;
   std::uint64_t cuts = 0;
@@ -36,6 +37,7 @@ seen worlds_hold(std::uint64_t count) {
     all.evictions += world.stats().pages.evictions;
     all.refused += world.refused();
     all.retired += world.retired();
+    all.evacuated += world.evacuated();
     all.copies += world.stats().copies;
     all.released_early += world.stats().released_early;
     all.cuts += world.cuts();
@@ -56,11 +58,12 @@ TEST_CASE(
     "every sequence reads what its next token attends to, holds nothing else, and finds the longest hit") {
   const seen all = worlds_hold<hybrid_world_traits>(450);
   MESSAGE(all.hits << " hit tokens, " << all.evictions << " evictions, " << all.refused << " refused, "
-                   << all.retired << " pages retired, " << all.copies << " copies, " << all.released_early
-                   << " released early, " << all.cuts << " cuts, " << all.refused_cuts << " refused cuts, "
-                   << all.batches << " batches, " << all.waited << " reads outlived their sequence, "
-                   << all.invalidated << " invalidated, " << all.removals << " removals, " << all.named
-                   << " tokens named later, " << all.deduplicated << " blocks deduplicated");
+                   << all.retired << " pages retired, " << all.evacuated << " blocks evacuated, "
+                   << all.copies << " copies, " << all.released_early << " released early, " << all.cuts
+                   << " cuts, " << all.refused_cuts << " refused cuts, " << all.batches << " batches, "
+                   << all.waited << " reads outlived their sequence, " << all.invalidated << " invalidated, "
+                   << all.removals << " removals, " << all.named << " tokens named later, "
+                   << all.deduplicated << " blocks deduplicated");
   CHECK(all.named > in_worlds(1'000));
   CHECK(all.deduplicated > in_worlds(100));
   CHECK(all.invalidated > in_worlds(200));
@@ -69,6 +72,7 @@ TEST_CASE(
   CHECK(all.evictions > in_worlds(1'000));
   CHECK(all.refused > in_worlds(1'000));
   CHECK(all.retired > in_worlds(500));
+  CHECK(all.evacuated > in_worlds(100));
   CHECK(all.copies > in_worlds(1'000));
   CHECK(all.released_early > in_worlds(1'000));
   CHECK(all.cuts > in_worlds(1'000));

@@ -150,6 +150,7 @@ class hybrid_world {
   [[nodiscard]] std::uint64_t refused() const { return refused_; }
   /// Pages that retired while sequences held blocks in them.
   [[nodiscard]] std::uint64_t retired() const { return retired_; }
+  [[nodiscard]] std::uint64_t evacuated() const { return evacuated_; }
   /// Sequences cut shorter, cuts that were refused, batches that grew, and reads that were still under way
   /// when what they read was given back.
   [[nodiscard]] std::uint64_t cuts() const { return cuts_; }
@@ -246,7 +247,7 @@ class hybrid_world {
   std::uint64_t& cell(std::size_t g, llmmem::block_id block, std::uint64_t position) {
     const llmmem::layer_group& group = groups_[g];
     must(block != llmmem::null_block);
-    std::uint64_t at = cache_.pool().offset(block);
+    std::uint64_t at = cache_.layout().offset(block, group.block_bytes);
     must(at + group.block_bytes <= memory_.size());
     if (group.kind != llmmem::layer_kind::state_snapshots)
       at += position % group.block_tokens * (group.block_bytes / group.block_tokens);
@@ -501,12 +502,43 @@ class hybrid_world {
   /// What is above the new budget is no longer cached; what sequences hold stays.
   void resize() {
     const std::uint64_t most = cache_.pool().max_physical_bytes() / options_.page_bytes;
-    const std::uint64_t pages = choices_.once_in(2) ? most : 2 + choices_.below(most - 1);
+    const std::uint64_t pages = choices_.once_in(3) ? most : 2 + choices_.below(most - 1);
     const auto retiring = cache_.resize(pages * options_.page_bytes);
     must(retiring && *retiring == cache_.stats().pages.retiring_pages);
     for (const auto& [block, entry] : contents_.blocks)
       must(!cache_.pool().is_retiring(block));
     retired_ += *retiring;
+    if (choices_.once_in(2)) evacuate();
+  }
+  /// Nothing reads while blocks move, and only blocks in retiring pages do.
+  void evacuate() {
+    must(stream_.pass(stream_.issue()).has_value());
+    llmmem::block_id pinned = llmmem::null_block;
+    for (const held_sequence& each : living_)
+      for (std::size_t g = 0; g < groups_.size(); ++g)
+        for (const llmmem::block_id block : cache_.table(each.id, g))
+          if (cache_.pool().is_retiring(block) && choices_.once_in(4)) pinned = block;
+    if (pinned != llmmem::null_block) must(cache_.pin(pinned).has_value());
+    std::vector<llmmem::group_copy> moves(1 + choices_.below(std::uint64_t{12}));
+    const std::uint64_t moved = cache_.evacuate(moves);
+    for (const llmmem::group_copy& each : std::span(moves).first(moved)) {
+      must(each.copy.source != pinned);
+      must(cache_.pool().is_retiring(each.copy.source) && !cache_.pool().is_retiring(each.copy.destination));
+      carry_out(each);
+    }
+    evacuated_ += moved;
+    if (pinned != llmmem::null_block) must(cache_.unpin(pinned).has_value());
+    if (moved == moves.size() || pinned != llmmem::null_block) return;
+    // For what is left there is no place.
+    std::vector<llmmem::group_shortage> lacks(groups_.size());
+    for (const held_sequence& each : living_) {
+      for (std::size_t g = 0; g < groups_.size(); ++g) {
+        std::vector<std::uint64_t> one(groups_.size());
+        one[g] = 1;
+        for (const llmmem::block_id block : cache_.table(each.id, g))
+          must(!cache_.pool().is_retiring(block) || !cache_.pool().shortage(one, lacks));
+      }
+    }
   }
 
   /// All of them or none: a refusal has changed no sequence and evicted nothing.
@@ -907,7 +939,7 @@ class hybrid_world {
         return fork(sequence);
       case 7:
         if (choices_.once_in(8)) cache_.drop_idle();
-        if (choices_.once_in(12)) resize();
+        if (choices_.once_in(10)) resize();
         return;
       case 8:
       case 9:
@@ -942,6 +974,7 @@ class hybrid_world {
   std::vector<reader> readers_;
   std::uint64_t refused_ = 0;
   std::uint64_t retired_ = 0;
+  std::uint64_t evacuated_ = 0;
   std::uint64_t cuts_ = 0;
   std::uint64_t refused_cuts_ = 0;
   std::uint64_t batches_ = 0;

@@ -270,6 +270,16 @@ class hybrid_allocator {
   /// @return the number of pages that are retiring. `errc::bad_budget` for a budget that is not possible.
   result<std::uint64_t> resize(std::uint64_t budget_bytes) noexcept;
 
+  /// Moves blocks from retiring pages to usable ones, so that a smaller budget takes effect while sequences
+  /// live on; it evicts idle blocks for that. The caller ensures that no kernel uses the cache, carries out
+  /// the copies before the next kernel starts and before it unmaps the memory, and uploads the tables again.
+  /// Blocks that are pinned or wait for fences stay. `layout().offset(block, block_bytes)` says where both
+  /// ends of a copy are: `pool()` no longer knows the group of a source.
+  /// @param moves  receives a copy of a whole block for each block moved, at most `moves.size()`.
+  /// @return how many blocks were moved. If fewer than `moves.size()`, no other block can be moved now. O(all
+  ///   tables).
+  std::uint64_t evacuate(std::span<group_copy> moves) noexcept;
+
   // Wrong contents, see `paged_allocator`
 
   /// Begins `epoch`: the model's weights have changed. Contents cached in any group are no longer found, and
@@ -485,6 +495,8 @@ class hybrid_allocator {
   [[nodiscard]] bool is_read(record& sequence) noexcept;
   template <class Visit>
   void visit_hit(const hit& found, Visit&& visit) const noexcept;
+  template <class Visit>
+  void visit_retiring(Visit&& visit) noexcept;
   void release_dead(std::uint32_t slot, std::uint64_t length) noexcept;
   result<void> let_go(std::uint32_t slot, std::span<const table_part> parts) noexcept;
   [[nodiscard]] std::optional<place> next_place(record& sequence, std::span<const token_id> part) noexcept;

@@ -149,6 +149,12 @@ class super_page_pool {
   template <eviction_callback OnEvict = ignore_eviction>
   result<std::uint64_t> resize(std::uint64_t budget_bytes, OnEvict&& on_evict = {}) noexcept;
 
+  /// Moves an active block of a retiring page, with its references, to a usable page.
+  /// @return its new place; the null block if no block of its group is available.
+  /// @pre `is_retiring(block)`.
+  template <eviction_callback OnEvict = ignore_eviction>
+  block_id evacuate(block_id block, OnEvict&& on_evict = {}) noexcept;
+
   /// Computes whether all groups together can get the blocks they ask for, and what each lacks.
   /// @param wanted  blocks for each group; `out` has the same length.
   /// @return whether nothing is lacking.

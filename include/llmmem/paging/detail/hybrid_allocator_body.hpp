@@ -249,5 +249,6 @@ hybrid_stats hybrid_allocator<Traits>::stats() const noexcept {
 #include <llmmem/paging/detail/hybrid_allocator_cut.hpp>
 #include <llmmem/paging/detail/hybrid_allocator_fences.hpp>
 #include <llmmem/paging/detail/hybrid_allocator_growth.hpp>
+#include <llmmem/paging/detail/hybrid_allocator_resize.hpp>
 #include <llmmem/paging/detail/hybrid_allocator_reuse.hpp>
 #include <llmmem/paging/detail/hybrid_allocator_withdrawal.hpp>

@@ -275,10 +275,5 @@ std::uint64_t hybrid_allocator<Traits>::drop_idle() noexcept {
   return dropped;
 }
 
-template <class Traits>
-result<std::uint64_t> hybrid_allocator<Traits>::resize(std::uint64_t budget_bytes) noexcept {
-  return pool_.resize(budget_bytes, forget_evicted());
-}
-
 }  // namespace v0
 }  // namespace llmmem

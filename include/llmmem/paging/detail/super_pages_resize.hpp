@@ -57,5 +57,17 @@ result<std::uint64_t> super_page_pool<Eviction>::resize(std::uint64_t budget_byt
   return retiring_;
 }
 
+template <eviction_policy Eviction>
+template <eviction_callback OnEvict>
+block_id super_page_pool<Eviction>::evacuate(block_id block, OnEvict&& on_evict) noexcept {
+  block_id to = null_block;
+  if (!allocate(group_of(block), std::span<block_id>(&to, 1), on_evict)) return null_block;
+  records_[to_index(to)].take_over(records_[to_index(block)]);
+  free_block(block, paging::transition::moved);
+  change(static_cast<std::uint32_t>(layout_.page_of(block)),
+         [](page_record& each) noexcept { --each.active; });
+  return to;
+}
+
 }  // namespace v0
 }  // namespace llmmem
