@@ -1,3 +1,4 @@
+#include <llmmem/kernels/unordered_sum.hpp>
 #include <llmmem/training/training_plan.hpp>
 
 #include <doctest/doctest.h>
@@ -95,6 +96,48 @@ TEST_SUITE("training_plan") {
         chunks += size;
       CHECK(chunks == of.kept.total() + 4000 + 400 + 4000 + 1000);
     }
+  }
+
+  TEST_CASE("every rank keeps all factors of adafactor, saves its share, and sends the sums of its pieces") {
+    training_shape shape = four_layers();
+    shape.layers[0].tensors = 2;
+    shape.layers[0].factors = 20 + 10;
+    for (std::size_t i = 1; i < 4; ++i) {
+      shape.layers[i].tensors = i;
+      shape.layers[i].factors = 11 * i;
+    }
+    constexpr std::uint64_t factors = 30 + 11 + 22 + 33;
+    for (const std::uint32_t ranks : {1U, 3U}) {
+      for (const zero_stage stage : {zero_stage::none, zero_stage::optimizer, zero_stage::weights}) {
+        CAPTURE(ranks);
+        CAPTURE(static_cast<int>(stage));
+        training_plan plan{.ranks = ranks, .zero = stage};
+        std::uint64_t saved = 0;
+        for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+          plan.optimizer = optimizer_form::sgd;
+          const auto sgd = predict(plan, shape, rank_id{rank});
+          plan.optimizer = optimizer_form::adafactor;
+          const auto of = predict(plan, shape, rank_id{rank});
+          CHECK(of.kept.optimizer == 4 * factors);
+          CHECK(of.kept.weights == sgd.kept.weights);
+          saved += of.saved_bytes;
+          // Factors and sums of weights in one merge, sums of updates in another one.
+          const std::uint64_t merged = stage == zero_stage::none ? 0 : factors + 2 * (2 + 1 + 2 + 3);
+          CHECK(of.sent_per_step - sgd.sent_per_step == merged * sizeof(unordered_sum) * (ranks - 1));
+        }
+        CHECK(saved == 4 * 300 + 4 * factors);
+      }
+    }
+    shape.layers[2].factors = 0;
+    const training_plan plan{.optimizer = optimizer_form::adafactor};
+    CHECK_THROWS_WITH_AS(check_plan(plan, shape),
+                         "training_plan: adafactor with a layer of 60 parameters, and no factors or tensors; "
+                         "add up factor_count of its tensors",
+                         argument_error);
+    shape.value_bytes = 2;
+    CHECK_THROWS_WITH_AS(check_plan(plan, shape),
+                         "training_plan: adafactor with values of 2 bytes; its weights are floats",
+                         argument_error);
   }
 
   TEST_CASE(
