@@ -60,6 +60,8 @@ struct planned_bytes {
   plan.state = llmmem::training_state(
       shape.model().parameters(), parallel.stage, std::max<std::size_t>(parallel.ranks, 1),
       {.weights = sizeof(value), .gradients = sizeof(value), .optimizer = shape.moments * sizeof(value)});
+  for (std::size_t layer = 0; layer < shape.layers() && shape.is_factored; ++layer)
+    plan.state.optimizer += factor_layout(shape, shape.layer(layer)).elements * sizeof(value);
   for (std::size_t layer = 1; layer < shape.layers(); ++layer)
     plan.activations += activation_layout(shape, shape.layer(layer)).elements * sizeof(value);
   plan.workspace = gpt<value, llmmem::host_space>::workspace_elements(shape, threads) * sizeof(value);
@@ -183,7 +185,7 @@ inline void run_checked(command_line asked, std::FILE* out, std::FILE* notes) {
 [[nodiscard]] inline exit_status run_application(const std::vector<std::string>& arguments, std::FILE* out,
                                                  std::FILE* notes) {
   const auto parse = [](const std::vector<std::string>& given) {
-    CLI::App app("Trains a small GPT on any text with Adam, in plain memory or in tiers.", "train_gpt");
+    CLI::App app("Trains a small GPT on any text, in plain memory or in tiers.", "train_gpt");
     const training_options options(app);
     const auto help = example::parse(app, given);
     return std::pair(help ? command_line{} : options.asked(), help);

@@ -72,7 +72,10 @@ struct run_checkpointer_traits : llmmem::checkpointer_traits {
   const std::string clip = asked.guard.clip_norm ? fmt::format(" clip-norm {}", *asked.guard.clip_norm) : "";
   return fmt::format("layers {} width {} heads {} context {} batch {} seed {} text {:08x}{}{}", shape.blocks,
                      shape.width, shape.heads, shape.context, shape.batch, asked.seed, text.checksum(),
-                     shape.moments == 1 ? " optimizer sgd" : "", clip);
+                     shape.is_factored    ? " optimizer adafactor"
+                     : shape.moments == 1 ? " optimizer sgd"
+                                          : "",
+                     clip);
 }
 
 /// Saves a run during training, and resumes a saved one. Each of several ranks saves its share of every

@@ -132,9 +132,11 @@ class training_options {
     app.add_option("--tier-dir", asked_.tiers.folder,
                    "folder for the file of the last tier (default: the system's for temporary files)")
         ->type_name("DIR");
-    app.add_option("--optimizer", optimizer_,
-                   "adamw (default), with two moments of each weight, or sgd with momentum, with one")
-        ->type_name("adamw|sgd");
+    app.add_option(
+           "--optimizer", optimizer_,
+           "adamw (default), with two moments of each weight; sgd with momentum, with one; or adafactor, "
+           "with a factor of each row and column")
+        ->type_name("adamw|sgd|adafactor");
     app.add_option("--update", update_,
                    "when the optimizer changes weights (default: in_backward, layer by layer; the figures do "
                    "not depend on it)")
@@ -233,9 +235,12 @@ class training_options {
     }
     if (optimizer_ == "sgd") {
       all.shape.moments = 1;
+    } else if (optimizer_ == "adafactor") {
+      all.shape.moments = 0;
+      all.shape.is_factored = true;
     } else if (!optimizer_.empty() && optimizer_ != "adamw") {
       throw example::usage_error(
-          fmt::format("--optimizer: '{}' is unknown; there are adamw and sgd, whose state "
+          fmt::format("--optimizer: '{}' is unknown; there are adamw, sgd and adafactor, whose state "
                       "is floats, as the weights that this program computes with",
                       example::printable(optimizer_, 64)));
     }

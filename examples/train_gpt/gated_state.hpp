@@ -42,8 +42,11 @@ class gated_state final : public any_state<float> {
   bool adds_gradients_to(llmmem::gradient_norm* norm) noexcept override {
     return store_->adds_gradients_to(norm);
   }
+  void merge_sums(std::span<llmmem::unordered_sum> sums) override { store_->merge_sums(sums); }
   [[nodiscard]] bool stays() const noexcept override { return store_->stays(); }
-  [[nodiscard]] element_range saved(layer_id layer) const noexcept override { return store_->saved(layer); }
+  [[nodiscard]] element_range saved(layer_id layer, state_kind kind) const noexcept override {
+    return store_->saved(layer, kind);
+  }
   [[nodiscard]] element_range held(layer_id layer, state_kind kind) const noexcept override {
     return store_->held(layer, kind);
   }

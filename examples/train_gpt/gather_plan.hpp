@@ -29,6 +29,17 @@ namespace train_gpt {
   return all;
 }
 
+/// The same of their factors.
+[[nodiscard]] inline std::vector<llmmem::tensor_facts> factor_catalogue(const gpt_shape& shape,
+                                                                        std::uint32_t value_bytes) {
+  std::vector<llmmem::tensor_facts> all;
+  for (std::size_t i = 0; i < shape.layers(); ++i) {
+    all.push_back({"factors of layer " + std::to_string(i),
+                   llmmem::tensor_shape::vector(factor_layout(shape, shape.layer(i)).elements), value_bytes});
+  }
+  return all;
+}
+
 /// The layers whose weights a step reads, in order.
 [[nodiscard]] inline std::vector<std::uint32_t> weight_reads(const gpt_shape& shape) {
   std::vector<std::uint32_t> layers;

@@ -4,6 +4,7 @@
 
 #include <llmmem/error.hpp>
 #include <llmmem/model/model_shape.hpp>
+#include <llmmem/model/optimizer_form.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +34,8 @@ struct gpt_shape {
   std::size_t heads = 8;     ///< of attention; divides `width`
   std::size_t context = 64;  ///< tokens of a sequence
   std::size_t batch = 4;     ///< sequences of a step
-  std::size_t moments = 2;   ///< that the optimizer keeps for each weight: 1 or 2
+  std::size_t moments = 2;   ///< that the optimizer keeps for each weight: 0 to 2
+  bool is_factored = false;  ///< it keeps Adafactor's factors of each tensor, and no moments
 
   [[nodiscard]] constexpr std::size_t tokens() const noexcept { return batch * context; }
   [[nodiscard]] constexpr std::size_t head_width() const noexcept { return width / heads; }
@@ -171,6 +173,15 @@ enum class rebuilt_part : std::uint8_t {
     all.add(block + "mlp.c_proj.weight", shape.inner(), width);
     all.add(block + "mlp.c_proj.bias", 1, width);
   }
+  return all;
+}
+
+/// The layout of Adafactor's factors of `layer`: for each tensor its rows' and columns', or, for a vector,
+/// one for each element.
+[[nodiscard]] inline layer_layout factor_layout(const gpt_shape& shape, layer_id layer) {
+  layer_layout all;
+  for (tensor_place& each : parameter_layout(shape, layer).tensors)
+    all.add(std::move(each.name), 1, llmmem::factor_count(each.rows, each.columns));
   return all;
 }
 

@@ -17,13 +17,33 @@
 
 namespace train_gpt {
 
-/// The kinds of state of every layer. All have the layout that `parameter_layout` gives; an optimizer with
-/// one moment has no variance.
-enum class state_kind : std::uint8_t { weights, gradients, mean, variance };
+/// The kinds of state of every layer. All have the layout that `parameter_layout` gives, except `factors`,
+/// which have that of `factor_layout`. An optimizer with one moment has no variance; Adafactor has factors
+/// and no moments.
+enum class state_kind : std::uint8_t { weights, gradients, mean, variance, factors };
 
-/// The number of kinds.
+/// The number of kinds that a run has.
 [[nodiscard]] constexpr std::size_t state_kinds(const gpt_shape& shape) noexcept {
-  return 2 + shape.moments;
+  return 2 + (shape.is_factored ? 1 : shape.moments);
+}
+/// A kind's place among those of its run.
+[[nodiscard]] constexpr std::size_t place_of(state_kind kind) noexcept {
+  return kind == state_kind::factors ? 2 : static_cast<std::size_t>(kind);
+}
+/// The kind in a place. @pre place < state_kinds(shape)
+[[nodiscard]] constexpr state_kind kind_at(const gpt_shape& shape, std::size_t place) noexcept {
+  return shape.is_factored && place == 2 ? state_kind::factors : static_cast<state_kind>(place);
+}
+/// The optimizer's kinds.
+[[nodiscard]] inline std::vector<state_kind> optimizer_kinds(const gpt_shape& shape) {
+  std::vector<state_kind> all;
+  for (std::size_t place = 2; place < state_kinds(shape); ++place)
+    all.push_back(kind_at(shape, place));
+  return all;
+}
+/// The layout of a kind of a layer's state.
+[[nodiscard]] inline layer_layout state_layout(const gpt_shape& shape, layer_id layer, state_kind kind) {
+  return kind == state_kind::factors ? factor_layout(shape, layer) : parameter_layout(shape, layer);
 }
 
 /// The purpose of a lease.
@@ -47,7 +67,7 @@ struct element_range {
 /// another address each time, because the trainer keeps no pointer. `state_lease` below ensures that every
 /// acquired piece is released.
 ///
-/// - **Sizes** are known before the store is built: `parameter_layout(shape, layer).elements` values of
+/// - **Sizes** are known before the store is built: `state_layout(shape, layer, kind).elements` values of
 ///   `value_type`, and never change. A span's alignment is that of `value_type` at least; 64 bytes is faster.
 ///   A store may round up its allocations, for example for direct I/O.
 /// - **Order** is also known: every step acquires and releases as `step_schedule(shape, when)` lists, so that
@@ -66,8 +86,9 @@ struct element_range {
 ///
 /// **Sharded state.** `owned(layer)` is the range of a layer that this process's optimizer updates: all of it
 /// in a store that is not sharded. Leases for computation, that is weights to `read` and gradients to
-/// `write`, always span the whole layer: a sharded store gathers the weights and reduces the gradients. All
-/// other leases span the owned elements only.
+/// `write`, always span the whole layer: a sharded store gathers the weights and reduces the gradients.
+/// Leases of factors span all of them: each rank has them whole. All other leases span the owned elements
+/// only.
 template <class S>
 concept state_store = std::floating_point<typename S::value_type> &&
                       requires(S& store, layer_id layer, state_kind kind, lease_mode mode) {
@@ -231,11 +252,10 @@ enum class update_time : std::uint8_t {
   using enum step_event::call;
   std::vector<step_event> all;
   const auto update = [&](layer_id layer) {
-    const step_event leases[] = {{acquire, layer, state_kind::gradients, lease_mode::read},
-                                 {acquire, layer, state_kind::weights, lease_mode::read_write},
-                                 {acquire, layer, state_kind::mean, lease_mode::read_write},
-                                 {acquire, layer, state_kind::variance, lease_mode::read_write}};
-    const std::span<const step_event> kept(leases, state_kinds(shape));
+    std::vector<step_event> kept{{acquire, layer, state_kind::gradients, lease_mode::read},
+                                 {acquire, layer, state_kind::weights, lease_mode::read_write}};
+    for (const state_kind kind : optimizer_kinds(shape))
+      kept.push_back({acquire, layer, kind, lease_mode::read_write});
     all.insert(all.end(), kept.begin(), kept.end());
     for (auto lease = kept.rbegin(); lease != kept.rend(); ++lease)
       all.push_back({release, layer, lease->kind, lease->mode});
@@ -277,7 +297,8 @@ enum class update_time : std::uint8_t {
   for (const step_event& event : step_schedule(shape, update_time::after_backward)) {
     const bool of_state = event.what == acquire || event.what == release;
     const std::size_t elements =
-        (of_state ? parameter_layout(shape, event.layer) : activation_layout(shape, event.layer)).elements;
+        (of_state ? state_layout(shape, event.layer, event.kind) : activation_layout(shape, event.layer))
+            .elements;
     const bool begins = event.what == acquire || event.what == save || event.what == fetch;
     now = begins ? now + elements : now - elements;
     most = std::max(most, now);

@@ -62,6 +62,7 @@ template <class Memory>
   };
   adam_options options;
   if (shape.moments == 1) options.rate = 0.05;  // without a variance, steps are as large as gradients
+  if (shape.is_factored) options.rate = 0.05;   // relative to the size of the weights
   std::optional<step_guard> guard;
   if (asked.guard.guards()) guard.emplace(asked.guard, ranks);
   const auto train = [&](any_state<float>& store, auto& checkpoints, auto before) {

@@ -1,5 +1,6 @@
 /// @file
-/// `trainer`: steps of a `gpt` with Adam, with all data in a `state_store` and an `activation_store`.
+/// `trainer`: steps of a `gpt` with Adam, SGD or Adafactor, with all data in a `state_store` and an
+/// `activation_store`.
 #pragma once
 
 #include <llmmem/kernels/host_executor.hpp>
@@ -15,6 +16,7 @@
 #include <span>
 #include <type_traits>
 
+#include "train_gpt/adafactor_update.hpp"
 #include "train_gpt/adam.hpp"
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/gpt.hpp"
@@ -25,8 +27,8 @@
 
 namespace train_gpt {
 
-/// Trains. It accesses parameters, gradients, moments and activations only under leases; between two calls it
-/// holds only its options.
+/// Trains. It accesses parameters, gradients, the optimizer's state and activations only under leases;
+/// between two calls it holds only its options.
 ///
 /// A step is `forward_backward`, then `update`; or both together, layer by layer (`update_time`), with the
 /// same bits. A technique that works between the two, or runs the first for several micro-batches, calls them
@@ -62,13 +64,12 @@ class trainer {
       draw_weights(shape().layer(i), seed);
   }
 
-  /// Draws weights, and sets the moments to zero.
+  /// Draws weights, and sets the optimizer's state to zero.
   void initialise(std::uint64_t seed) {
     draw_weights(seed);
     for (std::size_t i = 0; i < shape().layers(); ++i) {
       const layer_id layer = shape().layer(i);
-      for (const state_kind kind : {state_kind::mean, state_kind::variance}) {
-        if (static_cast<std::size_t>(kind) >= state_kinds(shape())) continue;
+      for (const state_kind kind : optimizer_kinds(shape())) {
         const lease<lease_mode::write> moment(*state_, layer, kind);
         std::fill(moment.values().begin(), moment.values().end(), value_type{0});
       }
@@ -193,6 +194,9 @@ class trainer {
   /// @param step      of the run, from 0.
   /// @param decision  a skipped step makes the same leases, in the same order, and changes nothing.
   void update_layer(layer_id layer, std::uint64_t step, const llmmem::step_decision& decision) {
+    if constexpr (std::is_same_v<value_type, float>) {
+      if (shape().is_factored) return update_factored(layer, step, decision);
+    }
     const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
     const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
     const lease<lease_mode::read_write> mean(*state_, layer, state_kind::mean);
@@ -226,6 +230,22 @@ class trainer {
         adam_step<value_type>(adam_, step).apply(w + first, m + first, v + first, g + first, end - first);
       }
     });
+  }
+
+  void update_factored(layer_id layer, std::uint64_t step, const llmmem::step_decision& decision) {
+    const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
+    const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
+    const lease<lease_mode::read_write> factors(*state_, layer, state_kind::factors);
+    if (!decision.is_taken) return;
+    adafactor_update({.layout = &model_->parameters(layer),
+                      .owned = state_->owned(layer),
+                      .weights = weights.values().data(),
+                      .gradients = gradients.values().data(),
+                      .factors = factors.values()},
+                     {.rate = adam_.rate, .step = step + 1, .gradient_scale = decision.gradient_scale},
+                     model_->update_memory(), *team_, [&](std::span<llmmem::unordered_sum> sums) {
+                       if constexpr (requires { state_->merge_sums(sums); }) state_->merge_sums(sums);
+                     });
   }
 
   /// Computes the missing part of a layer's record with its weights.
