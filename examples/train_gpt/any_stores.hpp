@@ -2,9 +2,11 @@
 /// A type-erased interface for each kind of store, so that the training loop is compiled once for all stores.
 #pragma once
 
+#include <llmmem/kernels/unordered_sum.hpp>
 #include <llmmem/training/loss_scale.hpp>
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -31,10 +33,15 @@ class any_state {
   /// Whether the store sums gradients over ranks and adds the sums of those that it owns to `norm`, from now
   /// on; null: no longer.
   virtual bool adds_gradients_to(llmmem::gradient_norm* norm) noexcept = 0;
+  /// Adds the sums that all ranks have made of the elements that they own.
+  virtual void merge_sums(std::span<llmmem::unordered_sum> sums) = 0;
+  [[nodiscard]] virtual work_share shared_by() const noexcept = 0;
+  /// Gathers each rank's block of `all`, of those that share out the work.
+  virtual void gather_blocks(std::span<std::byte> all, std::span<const std::uint64_t> blocks) = 0;
 
   /// Whether any thread can read the held state without a lease.
   [[nodiscard]] virtual bool stays() const noexcept = 0;
-  [[nodiscard]] virtual element_range saved(layer_id layer) const noexcept = 0;
+  [[nodiscard]] virtual element_range saved(layer_id layer, state_kind kind) const noexcept = 0;
   [[nodiscard]] virtual element_range held(layer_id layer, state_kind kind) const noexcept = 0;
   /// Returns all that is held of a piece, without gathering or sending.
   [[nodiscard]] virtual std::span<T> acquire_held(layer_id layer, state_kind kind, lease_mode mode) = 0;
@@ -67,17 +74,34 @@ class erased_state final : public any_state<typename Store::value_type> {
     return false;
   }
 
+  void merge_sums(std::span<llmmem::unordered_sum> sums) override {
+    if constexpr (requires { store_->merge_sums(sums); }) store_->merge_sums(sums);
+  }
+  [[nodiscard]] work_share shared_by() const noexcept override {
+    if constexpr (requires { store_->shared_by(); }) return store_->shared_by();
+    return {};
+  }
+  void gather_blocks(std::span<std::byte> all, std::span<const std::uint64_t> blocks) override {
+    if constexpr (requires { store_->gather_blocks(all, blocks); }) store_->gather_blocks(all, blocks);
+  }
+
   [[nodiscard]] bool stays() const noexcept override {
     if constexpr (requires { Store::leases_stay; }) return Store::leases_stay;
     return false;
   }
-  [[nodiscard]] element_range saved(layer_id layer) const noexcept override {
-    if constexpr (is_sharded) return store_->saved(layer);
-    return store_->owned(layer);
+  [[nodiscard]] element_range saved(layer_id layer, state_kind kind) const noexcept override {
+    if constexpr (is_sharded) {
+      return store_->saved(layer, kind);
+    } else {
+      return {0, store_->elements(layer, kind)};
+    }
   }
   [[nodiscard]] element_range held(layer_id layer, state_kind kind) const noexcept override {
-    if constexpr (is_sharded) return store_->held(layer, kind);
-    return store_->owned(layer);
+    if constexpr (is_sharded) {
+      return store_->held(layer, kind);
+    } else {
+      return {0, store_->elements(layer, kind)};
+    }
   }
   [[nodiscard]] std::span<value_type> acquire_held(layer_id layer, state_kind kind,
                                                    lease_mode mode) override {
@@ -94,7 +118,7 @@ class erased_state final : public any_state<typename Store::value_type> {
 
  private:
   static constexpr bool is_sharded = requires(Store& store, layer_id layer, state_kind kind) {
-    store.saved(layer);
+    store.saved(layer, kind);
     store.held(layer, kind);
   };
 

@@ -176,7 +176,7 @@ struct step_bounds {
   }
 };
 
-/// Weights, gradients and moments, with one chunk each.
+/// Weights, gradients and the optimizer's state, with one chunk each.
 template <std::floating_point T>
 class chunk_state {
  public:
@@ -184,9 +184,10 @@ class chunk_state {
 
   chunk_state(chunk_store& chunks, const gpt_shape& shape) : chunks_(&chunks), kinds_(state_kinds(shape)) {
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
-      const std::size_t elements = parameter_layout(shape, shape.layer(layer)).elements;
-      for (std::size_t kind = 0; kind < kinds_; ++kind)
+      for (std::size_t kind = 0; kind < kinds_; ++kind) {
+        const std::size_t elements = state_layout(shape, shape.layer(layer), kind_at(shape, kind)).elements;
         pieces_.push_back({chunks.create(elements * sizeof(T)).value(), elements, {}});
+      }
     }
   }
 
@@ -204,7 +205,10 @@ class chunk_state {
       static_cast<void>(chunks_->discard(it.chunk));
   }
   [[nodiscard]] element_range owned(layer_id layer) const noexcept {
-    return {0, pieces_[to_index(layer) * kinds_].elements};
+    return {0, elements(layer, state_kind::weights)};
+  }
+  [[nodiscard]] std::size_t elements(layer_id layer, state_kind kind) const noexcept {
+    return pieces_[to_index(layer) * kinds_ + place_of(kind)].elements;
   }
   void begin_step(std::uint64_t) { chunks_->begin_step(); }
   void end_step(std::uint64_t) { chunks_->end_step(); }
@@ -218,7 +222,7 @@ class chunk_state {
   };
 
   [[nodiscard]] piece& at(layer_id layer, state_kind kind) noexcept {
-    return pieces_[to_index(layer) * kinds_ + static_cast<std::size_t>(kind)];
+    return pieces_[to_index(layer) * kinds_ + place_of(kind)];
   }
   template <class Lease>
   [[nodiscard]] static std::span<T> begin(piece& it, Lease lease) {

@@ -132,9 +132,12 @@ class training_options {
     app.add_option("--tier-dir", asked_.tiers.folder,
                    "folder for the file of the last tier (default: the system's for temporary files)")
         ->type_name("DIR");
-    app.add_option("--optimizer", optimizer_,
-                   "adamw (default), with two moments of each weight, or sgd with momentum, with one")
-        ->type_name("adamw|sgd");
+    app.add_option(
+           "--optimizer", optimizer_,
+           "adamw (default), with two moments of each weight; sgd with momentum, with one; adafactor, with a "
+           "factor of each row and column; or muon, for the matrices of blocks, with adamw for vectors, the "
+           "embedding and the head")
+        ->type_name("adamw|sgd|adafactor|muon");
     app.add_option("--update", update_,
                    "when the optimizer changes weights (default: in_backward, layer by layer; the figures do "
                    "not depend on it)")
@@ -232,10 +235,14 @@ class training_options {
                                              example::printable(memory_, 64)));
     }
     if (optimizer_ == "sgd") {
-      all.shape.moments = 1;
+      all.shape.optimizer = llmmem::optimizer_form::sgd;
+    } else if (optimizer_ == "adafactor") {
+      all.shape.optimizer = llmmem::optimizer_form::adafactor;
+    } else if (optimizer_ == "muon") {
+      all.shape.optimizer = llmmem::optimizer_form::muon;
     } else if (!optimizer_.empty() && optimizer_ != "adamw") {
       throw example::usage_error(
-          fmt::format("--optimizer: '{}' is unknown; there are adamw and sgd, whose state "
+          fmt::format("--optimizer: '{}' is unknown; there are adamw, sgd, adafactor and muon, whose state "
                       "is floats, as the weights that this program computes with",
                       example::printable(optimizer_, 64)));
     }
@@ -299,6 +306,11 @@ class training_options {
     }
     all.parallel.ranks = count("--ranks", 0, 0, 64);
     all.parallel.gather_ahead = static_cast<std::uint32_t>(count("--gather-ahead", 0, 0, 1024));
+    if (all.shape.optimizer == llmmem::optimizer_form::muon && all.parallel.stage != zero_stage::none) {
+      throw example::usage_error(
+          "--optimizer muon works on whole matrices, which shards cut; leave --parallel out: with data, the "
+          "ranks share out the matrices of each layer");
+    }
     if (all.parallel.gather_ahead != 0 && all.parallel.stage != zero_stage::weights)
       throw example::usage_error("--gather-ahead is of weights in shards; add --parallel zero3");
     const std::size_t ranks = all.parallel.ranks;

@@ -29,6 +29,19 @@ namespace train_gpt {
   return all;
 }
 
+/// The same of a kind of their state.
+[[nodiscard]] inline std::vector<llmmem::tensor_facts> state_catalogue(const gpt_shape& shape,
+                                                                       state_kind kind,
+                                                                       std::uint32_t value_bytes) {
+  std::vector<llmmem::tensor_facts> all;
+  for (std::size_t i = 0; i < shape.layers(); ++i) {
+    all.push_back({"state of layer " + std::to_string(i),
+                   llmmem::tensor_shape::vector(state_layout(shape, shape.layer(i), kind).elements),
+                   value_bytes});
+  }
+  return all;
+}
+
 /// The layers whose weights a step reads, in order.
 [[nodiscard]] inline std::vector<std::uint32_t> weight_reads(const gpt_shape& shape) {
   std::vector<std::uint32_t> layers;

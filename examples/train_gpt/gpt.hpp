@@ -15,20 +15,23 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "train_gpt/adafactor_update.hpp"
 #include "train_gpt/exact_math.hpp"
 #include "train_gpt/host_values.hpp"
 #include "train_gpt/matrix.hpp"
+#include "train_gpt/muon_update.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/worker_team.hpp"
 
 namespace train_gpt {
 
 /// The layers' arithmetic, without a store: the caller passes the parameters, gradients and activations of
-/// one layer at a time as spans. It owns only the residual stream, its gradient, and scratch memory, which
-/// hold nothing between steps.
+/// one layer at a time as spans. It owns only the residual stream, its gradient, and scratch memory, also
+/// that of an optimizer's sums, which hold nothing between steps.
 ///
 /// One worker computes each element of a result in one order, so that the bits do not depend on the number of
 /// workers. NaN anywhere in the input of a layer shows in its output.
@@ -50,6 +53,7 @@ class gpt {
         narrow_values_(space, input_elements(shape)),
         wide_values_(space, wide_elements(shape)),
         scratch_values_(space, team.size() * scratch_elements(shape)) {
+    if (update_elements(shape) != 0) update_values_.emplace(space, update_elements(shape));
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
       parameters_.push_back(parameter_layout(shape, shape.layer(layer)));
       activations_.push_back(activation_layout(shape, shape.layer(layer)));
@@ -57,18 +61,22 @@ class gpt {
   }
 
   /// Its own memory, in values.
-  [[nodiscard]] static constexpr std::size_t workspace_elements(const gpt_shape& shape,
-                                                                std::size_t workers) noexcept {
+  [[nodiscard]] static std::size_t workspace_elements(const gpt_shape& shape, std::size_t workers) {
     std::size_t sum = 0;
     for (const std::size_t each : workspace_ranges(shape, workers))
       sum += each;
     return sum;
   }
   /// The same by range.
-  [[nodiscard]] static constexpr std::array<std::size_t, 5> workspace_ranges(const gpt_shape& shape,
-                                                                             std::size_t workers) noexcept {
+  [[nodiscard]] static std::array<std::size_t, 6> workspace_ranges(const gpt_shape& shape,
+                                                                   std::size_t workers) {
     const std::size_t input = input_elements(shape);
-    return {input, input, input, wide_elements(shape), workers * scratch_elements(shape)};
+    return {
+        input, input, input, wide_elements(shape), workers * scratch_elements(shape), update_elements(shape)};
+  }
+  /// The memory of `adafactor_update` or `muon_update`. Its contents are unspecified.
+  [[nodiscard]] std::span<std::byte> update_memory() noexcept {
+    return update_values_ ? std::as_writable_bytes(update_values_->values()) : std::span<std::byte>{};
   }
 
   [[nodiscard]] const gpt_shape& shape() const noexcept { return shape_; }
@@ -250,6 +258,9 @@ class gpt {
   }
   [[nodiscard]] static constexpr std::size_t wide_elements(const gpt_shape& shape) noexcept {
     return shape.tokens() * std::max(shape.inner(), vocabulary);
+  }
+  [[nodiscard]] static std::size_t update_elements(const gpt_shape& shape) {
+    return (update_sum_bytes(shape) + muon_memory_bytes(shape)) / sizeof(T);
   }
   /// For products, followed by a matrix of context by context.
   [[nodiscard]] static constexpr std::size_t scratch_elements(const gpt_shape& shape) noexcept {
@@ -510,6 +521,7 @@ class gpt {
   host_values<T, Space> narrow_values_;
   host_values<T, Space> wide_values_;
   host_values<T, Space> scratch_values_;
+  std::optional<host_values<T, Space>> update_values_{};
   std::vector<layer_layout> parameters_;
   std::vector<layer_layout> activations_;
 };

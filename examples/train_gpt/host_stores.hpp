@@ -27,18 +27,20 @@ class host_state {
 
   host_state(Space& space, const gpt_shape& shape) : kinds_(state_kinds(shape)) {
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
-      const std::size_t elements = parameter_layout(shape, shape.layer(layer)).elements;
       for (std::size_t kind = 0; kind < kinds_; ++kind)
-        pieces_.emplace_back(space, elements);
+        pieces_.emplace_back(space, state_layout(shape, shape.layer(layer), kind_at(shape, kind)).elements);
     }
   }
 
   [[nodiscard]] std::span<T> acquire(layer_id layer, state_kind kind, lease_mode) noexcept {
-    return pieces_[to_index(layer) * kinds_ + static_cast<std::size_t>(kind)].values();
+    return pieces_[to_index(layer) * kinds_ + place_of(kind)].values();
   }
   void release(layer_id, state_kind, lease_mode) noexcept {}
   [[nodiscard]] element_range owned(layer_id layer) const noexcept {
-    return {0, pieces_[to_index(layer) * kinds_].values().size()};
+    return {0, elements(layer, state_kind::weights)};
+  }
+  [[nodiscard]] std::size_t elements(layer_id layer, state_kind kind) const noexcept {
+    return pieces_[to_index(layer) * kinds_ + place_of(kind)].values().size();
   }
 
  private:

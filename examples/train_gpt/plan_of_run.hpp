@@ -45,23 +45,27 @@ struct planned_run {
   run.shape = shape_of_rank(asked.shape, ranks);
   run.threads = std::max<std::size_t>(asked.threads / ranks, 1);
   run.records = plan_records(run.shape, asked.recompute);
-  run.plan = {
-      .ranks = static_cast<std::uint32_t>(ranks),
-      .zero = asked.parallel.stage,
-      .gather_ahead = asked.parallel.gather_ahead,
-      .optimizer = asked.shape.moments == 1 ? llmmem::optimizer_form::sgd : llmmem::optimizer_form::adamw,
-      .update = asked.update == update_time::in_backward ? llmmem::optimizer_time::in_backward
-                                                         : llmmem::optimizer_time::after_backward,
-      .save_every = asked.checkpoints.every,
-      .wires = asked.parallel.wires,
-      .keeps_secondary = asked.parallel.keeps_secondary};
+  run.plan = {.ranks = static_cast<std::uint32_t>(ranks),
+              .zero = asked.parallel.stage,
+              .gather_ahead = asked.parallel.gather_ahead,
+              .optimizer = asked.shape.optimizer,
+              .update = asked.update == update_time::in_backward ? llmmem::optimizer_time::in_backward
+                                                                 : llmmem::optimizer_time::after_backward,
+              .save_every = asked.checkpoints.every,
+              .wires = asked.parallel.wires,
+              .keeps_secondary = asked.parallel.keeps_secondary};
   if (asked.memory == memory_kind::tiered) {
     run.plan.tiers.push_back(asked.tiers.budget_mib * mib);
     if (asked.tiers.host_mib != 0) run.plan.tiers.push_back(asked.tiers.host_mib * mib);
   }
   for (std::size_t i = 0; i < run.shape.layers(); ++i) {
     llmmem::training_layer layer;
-    layer.parameters = parameter_layout(run.shape, run.shape.layer(i)).elements;
+    const layer_layout parameters = parameter_layout(run.shape, run.shape.layer(i));
+    layer.parameters = parameters.elements;
+    layer.tensors = parameters.tensors.size();
+    layer.factors = factor_layout(run.shape, run.shape.layer(i)).elements;
+    for (const tensor_place& each : muon_matrices(run.shape, run.shape.layer(i)))
+      layer.matrices.push_back(llmmem::tensor_shape::matrix(each.rows, each.columns));
     if (i != 0) layer.record = run.records.forms[i - 1];
     run.layers.layers.push_back(layer);
   }

@@ -21,9 +21,9 @@
 
 namespace train_gpt {
 
-/// Weights with the names of GPT-2's checkpoints, in `model.safetensors`; Adam's moments in
-/// `optimizer.safetensors`. For a sharded store, the parts that this process saves, and those that it holds;
-/// a checkpoint does not depend on which process saved which part.
+/// Weights with the names of GPT-2's checkpoints, in `model.safetensors`; the optimizer's moments or factors
+/// in `optimizer.safetensors`. For a sharded store, the parts that this process saves, and those that it
+/// holds; a checkpoint does not depend on which process saved which part.
 struct saved_tensors {
   struct place {
     layer_id layer{};
@@ -36,13 +36,14 @@ struct saved_tensors {
   std::vector<place> wanted_places{};           ///< of each
 
   saved_tensors(const gpt_shape& shape, const any_state<float>& store) {
-    for (const state_kind kind : {state_kind::weights, state_kind::mean, state_kind::variance}) {
-      if (static_cast<std::size_t>(kind) >= state_kinds(shape)) continue;
+    std::vector<state_kind> kinds = optimizer_kinds(shape);
+    kinds.insert(kinds.begin(), state_kind::weights);
+    for (const state_kind kind : kinds) {
       for (std::size_t i = 0; i < shape.layers(); ++i) {
         const layer_id layer = shape.layer(i);
         const element_range held = store.held(layer, kind);
-        for (const tensor_place& each : parameter_layout(shape, layer).tensors) {
-          add(each, layer, kind, store.saved(layer), held);
+        for (const tensor_place& each : state_layout(shape, layer, kind).tensors) {
+          add(each, layer, kind, store.saved(layer, kind), held);
           want(each, layer, kind, held);
         }
       }
@@ -69,9 +70,10 @@ struct saved_tensors {
     return sizes;
   }
   [[nodiscard]] static std::string name_of(const tensor_place& tensor, state_kind kind) {
-    return (kind == state_kind::weights ? ""
-            : kind == state_kind::mean  ? "mean."
-                                        : "variance.") +
+    return (kind == state_kind::weights    ? ""
+            : kind == state_kind::mean     ? "mean."
+            : kind == state_kind::variance ? "variance."
+                                           : "factors.") +
            tensor.name;
   }
   void add(const tensor_place& tensor, layer_id layer, state_kind kind, const element_range& saved,

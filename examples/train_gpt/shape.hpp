@@ -4,7 +4,9 @@
 
 #include <llmmem/error.hpp>
 #include <llmmem/model/model_shape.hpp>
+#include <llmmem/model/optimizer_form.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -33,7 +35,8 @@ struct gpt_shape {
   std::size_t heads = 8;     ///< of attention; divides `width`
   std::size_t context = 64;  ///< tokens of a sequence
   std::size_t batch = 4;     ///< sequences of a step
-  std::size_t moments = 2;   ///< that the optimizer keeps for each weight: 1 or 2
+  /// `adamw`, `sgd`, `adafactor` or `muon`.
+  llmmem::optimizer_form optimizer = llmmem::optimizer_form::adamw;
 
   [[nodiscard]] constexpr std::size_t tokens() const noexcept { return batch * context; }
   [[nodiscard]] constexpr std::size_t head_width() const noexcept { return width / heads; }
@@ -170,6 +173,36 @@ enum class rebuilt_part : std::uint8_t {
     all.add(block + "mlp.c_fc.bias", 1, shape.inner());
     all.add(block + "mlp.c_proj.weight", shape.inner(), width);
     all.add(block + "mlp.c_proj.bias", 1, width);
+  }
+  return all;
+}
+
+/// The layout of Adafactor's factors of `layer`: for each tensor its rows' and columns', or, for a vector,
+/// one for each element.
+[[nodiscard]] inline layer_layout factor_layout(const gpt_shape& shape, layer_id layer) {
+  layer_layout all;
+  for (tensor_place& each : parameter_layout(shape, layer).tensors)
+    all.add(std::move(each.name), 1, llmmem::factor_count(each.rows, each.columns));
+  return all;
+}
+
+/// The tensors of `layer` that Muon updates: the matrices of a block. The embedding and the head have none.
+[[nodiscard]] inline std::vector<tensor_place> muon_matrices(const gpt_shape& shape, layer_id layer) {
+  std::vector<tensor_place> all = parameter_layout(shape, layer).tensors;
+  const bool is_block = layer != shape.embedding() && layer != shape.head();
+  std::erase_if(all,
+                [&](const tensor_place& each) { return !is_block || each.rows < 2 || each.columns < 2; });
+  return all;
+}
+
+/// The layout of variances of `layer` with Muon: of the tensors that AdamW updates.
+[[nodiscard]] inline layer_layout rest_layout(const gpt_shape& shape, layer_id layer) {
+  const std::vector<tensor_place> matrices = muon_matrices(shape, layer);
+  layer_layout all;
+  for (tensor_place& each : parameter_layout(shape, layer).tensors) {
+    const auto is_it = [&](const tensor_place& matrix) { return matrix.offset == each.offset; };
+    if (!std::any_of(matrices.begin(), matrices.end(), is_it))
+      all.add(std::move(each.name), each.rows, each.columns);
   }
   return all;
 }

@@ -2,6 +2,7 @@
 /// The stores of one rank of several: weights, gradients and moments complete or sharded, as in ZeRO.
 #pragma once
 
+#include <llmmem/comm/collectives.hpp>
 #include <llmmem/comm/operation_queue.hpp>
 #include <llmmem/comm/reduce_op.hpp>
 #include <llmmem/comm/transport.hpp>
@@ -17,6 +18,7 @@
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/tiering/access.hpp>
 #include <llmmem/training/loss_scale.hpp>
+#include <llmmem/training/merge_sums.hpp>
 
 #include <array>
 #include <concepts>
@@ -47,6 +49,9 @@ namespace train_gpt {
 /// | optimizer | whole, gathered after the update | whole, reduced to owners | shard | 2P |
 /// | gradients | the same | shard; a layer's whole while it is computed | shard | 2P |
 /// | weights | shard; a layer's whole while it is used | the same | shard | 3P |
+///
+/// Adafactor's factors take so little that each rank keeps all of them, and changes them by the merged sums
+/// of all ranks.
 ///
 /// With `gather_ahead`, a separate thread gathers weights in advance, while the caller computes with other
 /// layers. That thread then sends all messages of a step; between steps no message is in flight, and the
@@ -83,12 +88,8 @@ class sharded_layers {
         stage_(stage),
         facts_(layer_catalogue(shape, sizeof(T))),
         weights_(of(llmmem::state_kind::weights), facts_, ranks, space, of_weights(wires)),
-        gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, of_gradients(wires)),
-        mean_(of(llmmem::state_kind::optimizer), facts_, ranks, space, {.name = "mean"}) {
-    if (shape.moments == 2) {
-      variance_.emplace(of(llmmem::state_kind::optimizer), facts_, ranks, space,
-                        llmmem::sharded_options{.name = "variance"});
-    }
+        gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, of_gradients(wires)) {
+    make_optimizer_state(shape, space);
     plan_gathers_ahead(shape, gather_ahead);
     if (keeps_secondary) secondary_.emplace(facts_, ranks, space, wires.node_ranks);
   }
@@ -103,12 +104,8 @@ class sharded_layers {
         facts_(layer_catalogue(shape, sizeof(T))),
         weights_(of(llmmem::state_kind::weights), facts_, ranks, space, chunks, of_weights(wires)),
         gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, chunks, of_gradients(wires)),
-        mean_(of(llmmem::state_kind::optimizer), facts_, ranks, space, chunks, {.name = "mean"}),
         chunks_(step_bounds::of(chunks)) {
-    if (shape.moments == 2) {
-      variance_.emplace(of(llmmem::state_kind::optimizer), facts_, ranks, space, chunks,
-                        llmmem::sharded_options{.name = "variance"});
-    }
+    make_optimizer_state(shape, space, chunks);
     plan_gathers_ahead(shape, gather_ahead);
     if (keeps_secondary) secondary_.emplace(facts_, ranks, space, wires.node_ranks);
   }
@@ -122,8 +119,13 @@ class sharded_layers {
       return as_values(whole_gradients_.tensor(0));
     }
     piece& held = held_[static_cast<std::size_t>(kind)];
+    if (kind == state_kind::factors) {
+      held = kept(kind).lease(tensor, access_of(mode, true)).value();
+      return as_values(held.local());
+    }
     // The parts of a piece that others own stay.
-    const bool is_all = owned(layer).count == this->held(layer, kind).count;
+    const bool is_all =
+        stage_ == llmmem::zero_stage::none || owned(layer).count == this->held(layer, kind).count;
     held = kept(kind).lease(tensor, access_of(mode, is_all)).value();
     return mine(held);
   }
@@ -151,13 +153,13 @@ class sharded_layers {
   }
 
   [[nodiscard]] element_range owned(layer_id layer) const noexcept {
-    return stage_ == llmmem::zero_stage::none ? all_of(layer) : saved(layer);
+    return stage_ == llmmem::zero_stage::none ? all_of(layer) : saved(layer, state_kind::weights);
   }
 
   /// @name This rank's part of a checkpoint
   /// @{
-  [[nodiscard]] element_range saved(layer_id layer) const noexcept {
-    return range_of(weights_.layout().owned(llmmem::tensor_id{to_index(layer)}, ranks_->rank()));
+  [[nodiscard]] element_range saved(layer_id layer, state_kind kind) const noexcept {
+    return range_of(kept(kind).layout().owned(llmmem::tensor_id{to_index(layer)}, ranks_->rank()));
   }
   [[nodiscard]] element_range held(layer_id layer, state_kind kind) const noexcept {
     return range_of(kept(kind).layout().local(llmmem::tensor_id{to_index(layer)}, ranks_->rank()));
@@ -201,6 +203,29 @@ class sharded_layers {
     return true;
   }
 
+  /// Adds the sums of all ranks, each of the elements that it owns. With plain data parallelism each rank's
+  /// are complete.
+  void merge_sums(std::span<llmmem::unordered_sum> sums) {
+    if (stage_ == llmmem::zero_stage::none) return;
+    talk([&] {
+      merging_.by = ranks_->after(patience_ns);
+      return llmmem::merge_all(*ranks_, sums, merging_);
+    }).value();
+  }
+
+  /// With plain data parallelism all ranks have the whole state, and may share out work on it.
+  [[nodiscard]] work_share shared_by() const noexcept {
+    if (stage_ != llmmem::zero_stage::none) return {};
+    return {to_index(ranks_->rank()), to_number(ranks_->world())};
+  }
+  /// Gathers each rank's block of `all`.
+  void gather_blocks(std::span<std::byte> all, std::span<const std::uint64_t> blocks) {
+    talk([&] {
+      merging_.by = ranks_->after(patience_ns);
+      return llmmem::all_gather(*ranks_, all, blocks, merging_);
+    }).value();
+  }
+
   /// The gathers ahead: nothing without `gather_ahead`.
   [[nodiscard]] llmmem::gather_schedule_stats gather_stats() const noexcept {
     return schedule_ ? schedule_->stats() : llmmem::gather_schedule_stats{};
@@ -208,13 +233,17 @@ class sharded_layers {
 
   /// Bytes that this rank keeps, without the buffers of an operation.
   [[nodiscard]] std::uint64_t kept_bytes() const noexcept {
-    return weights_.stats().local_bytes + gradients_.stats().local_bytes + mean_.stats().local_bytes +
-           (variance_ ? variance_->stats().local_bytes : 0);
+    std::uint64_t bytes = weights_.stats().local_bytes + gradients_.stats().local_bytes;
+    for (const std::optional<state>* const each : {&mean_, &variance_, &factors_})
+      bytes += *each ? (*each)->stats().local_bytes : 0;
+    return bytes;
   }
 
  private:
   using state = llmmem::sharded_state<llmmem::zero_partition, Ranks, Space, Pieces>;
   using piece = llmmem::piece_lease<Pieces>;
+
+  static constexpr std::uint64_t patience_ns = 60'000'000'000;
 
   /// The weights of a step's forward pass in shards of each node. They are plain, so the backward pass has
   /// the same bits. Outside steps it has nothing.
@@ -260,6 +289,22 @@ class sharded_layers {
     typename state::whole whole{};
   };
 
+  /// @param memory  the space, and the store of chunks if there is one.
+  template <class... Memory>
+  void make_optimizer_state(const gpt_shape& shape, Memory&... memory) {
+    for (const state_kind kind : optimizer_kinds(shape)) {
+      const bool is_factors = kind == state_kind::factors;
+      std::optional<state>& it = is_factors ? factors_ : kind == state_kind::mean ? mean_ : variance_;
+      const std::vector<llmmem::tensor_facts> facts = state_catalogue(shape, kind, sizeof(T));
+      const llmmem::zero_partition split(facts, ranks_->world(),
+                                         is_factors ? llmmem::zero_stage::none : stage_,
+                                         llmmem::state_kind::optimizer);
+      it.emplace(split, facts, *ranks_, memory...,
+                 llmmem::sharded_options{.name = is_factors                 ? "factors"
+                                                 : kind == state_kind::mean ? "mean"
+                                                                            : "variance"});
+    }
+  }
   void plan_gathers_ahead(const gpt_shape& shape, std::uint32_t gather_ahead) {
     if (stage_ != llmmem::zero_stage::weights || gather_ahead == 0) return;
     reads_ = weight_reads(shape);
@@ -291,12 +336,22 @@ class sharded_layers {
     return as_values(stage_ == llmmem::zero_stage::none ? held.local() : held.owned());
   }
   [[nodiscard]] state& kept(state_kind kind) noexcept {
-    state* const all[] = {&weights_, &gradients_, &mean_, variance_ ? &*variance_ : nullptr};
-    return *all[static_cast<std::size_t>(kind)];
+    return const_cast<state&>(std::as_const(*this).kept(kind));
   }
   [[nodiscard]] const state& kept(state_kind kind) const noexcept {
-    const state* const all[] = {&weights_, &gradients_, &mean_, variance_ ? &*variance_ : nullptr};
-    return *all[static_cast<std::size_t>(kind)];
+    switch (kind) {
+      case state_kind::weights:
+        return weights_;
+      case state_kind::gradients:
+        return gradients_;
+      case state_kind::mean:
+        return *mean_;
+      case state_kind::variance:
+        return *variance_;
+      case state_kind::factors:
+        break;
+    }
+    return *factors_;
   }
   [[nodiscard]] static llmmem::access_mode access_of(lease_mode mode, bool is_all) noexcept {
     if (mode == lease_mode::read) return llmmem::access_mode::read;
@@ -381,16 +436,18 @@ class sharded_layers {
   std::vector<llmmem::tensor_facts> facts_;
   state weights_;
   state gradients_;
-  state mean_;
-  std::optional<state> variance_{};  // of an optimizer with two moments
+  std::optional<state> mean_{};      // of an optimizer with moments
+  std::optional<state> variance_{};  // of one with two
+  std::optional<state> factors_{};   // of Adafactor
   std::optional<secondary_shards> secondary_{};
   step_bounds chunks_{};
-  std::array<piece, 4> held_{};  // by kind
+  std::array<piece, 5> held_{};  // by kind
   typename state::whole whole_weights_{};
   typename state::whole whole_gradients_{};
   llmmem::result<void> failed_{};
   std::exception_ptr thrown_{};
   llmmem::gradient_norm* norm_ = nullptr;
+  llmmem::collective_call merging_{};
 
   // For gathers ahead, which end before the state that they gather.
   std::vector<std::uint32_t> reads_{};  // the layers of a step's plan

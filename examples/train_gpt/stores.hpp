@@ -17,14 +17,41 @@
 
 namespace train_gpt {
 
-/// The kinds of state of every layer. All have the layout that `parameter_layout` gives; an optimizer with
-/// one moment has no variance.
-enum class state_kind : std::uint8_t { weights, gradients, mean, variance };
+/// The kinds of state of every layer. They have the layout that `state_layout` gives: that of the parameters,
+/// except for `factors`, and for Muon's variances. An optimizer with one moment has no variance; Adafactor
+/// has factors and no moments.
+enum class state_kind : std::uint8_t { weights, gradients, mean, variance, factors };
 
-/// The number of kinds.
-[[nodiscard]] constexpr std::size_t state_kinds(const gpt_shape& shape) noexcept {
-  return 2 + shape.moments;
+/// The optimizer's kinds, in order.
+[[nodiscard]] inline std::vector<state_kind> optimizer_kinds(const gpt_shape& shape) {
+  if (shape.optimizer == llmmem::optimizer_form::adafactor) return {state_kind::factors};
+  if (shape.optimizer == llmmem::optimizer_form::sgd) return {state_kind::mean};
+  return {state_kind::mean, state_kind::variance};
 }
+/// The number of kinds that a run has.
+[[nodiscard]] inline std::size_t state_kinds(const gpt_shape& shape) {
+  return 2 + optimizer_kinds(shape).size();
+}
+/// A kind's place among those of its run.
+[[nodiscard]] constexpr std::size_t place_of(state_kind kind) noexcept {
+  return kind == state_kind::factors ? 2 : static_cast<std::size_t>(kind);
+}
+/// The kind in a place. @pre place < state_kinds(shape)
+[[nodiscard]] inline state_kind kind_at(const gpt_shape& shape, std::size_t place) {
+  return place < 2 ? static_cast<state_kind>(place) : optimizer_kinds(shape)[place - 2];
+}
+/// The layout of a kind of a layer's state.
+[[nodiscard]] inline layer_layout state_layout(const gpt_shape& shape, layer_id layer, state_kind kind) {
+  if (kind == state_kind::factors) return factor_layout(shape, layer);
+  const bool is_rest = kind == state_kind::variance && shape.optimizer == llmmem::optimizer_form::muon;
+  return is_rest ? rest_layout(shape, layer) : parameter_layout(shape, layer);
+}
+
+/// The ranks that all have the same whole state, and may share out work on it.
+struct work_share {
+  std::uint32_t rank = 0;
+  std::uint32_t world = 1;
+};
 
 /// The purpose of a lease.
 enum class lease_mode : std::uint8_t {
@@ -47,7 +74,7 @@ struct element_range {
 /// another address each time, because the trainer keeps no pointer. `state_lease` below ensures that every
 /// acquired piece is released.
 ///
-/// - **Sizes** are known before the store is built: `parameter_layout(shape, layer).elements` values of
+/// - **Sizes** are known before the store is built: `state_layout(shape, layer, kind).elements` values of
 ///   `value_type`, and never change. A span's alignment is that of `value_type` at least; 64 bytes is faster.
 ///   A store may round up its allocations, for example for direct I/O.
 /// - **Order** is also known: every step acquires and releases as `step_schedule(shape, when)` lists, so that
@@ -66,8 +93,9 @@ struct element_range {
 ///
 /// **Sharded state.** `owned(layer)` is the range of a layer that this process's optimizer updates: all of it
 /// in a store that is not sharded. Leases for computation, that is weights to `read` and gradients to
-/// `write`, always span the whole layer: a sharded store gathers the weights and reduces the gradients. All
-/// other leases span the owned elements only.
+/// `write`, always span the whole layer: a sharded store gathers the weights and reduces the gradients.
+/// Leases of factors span all of them: each rank has them whole. All other leases span the owned elements
+/// only.
 template <class S>
 concept state_store = std::floating_point<typename S::value_type> &&
                       requires(S& store, layer_id layer, state_kind kind, lease_mode mode) {
@@ -231,11 +259,10 @@ enum class update_time : std::uint8_t {
   using enum step_event::call;
   std::vector<step_event> all;
   const auto update = [&](layer_id layer) {
-    const step_event leases[] = {{acquire, layer, state_kind::gradients, lease_mode::read},
-                                 {acquire, layer, state_kind::weights, lease_mode::read_write},
-                                 {acquire, layer, state_kind::mean, lease_mode::read_write},
-                                 {acquire, layer, state_kind::variance, lease_mode::read_write}};
-    const std::span<const step_event> kept(leases, state_kinds(shape));
+    std::vector<step_event> kept{{acquire, layer, state_kind::gradients, lease_mode::read},
+                                 {acquire, layer, state_kind::weights, lease_mode::read_write}};
+    for (const state_kind kind : optimizer_kinds(shape))
+      kept.push_back({acquire, layer, kind, lease_mode::read_write});
     all.insert(all.end(), kept.begin(), kept.end());
     for (auto lease = kept.rbegin(); lease != kept.rend(); ++lease)
       all.push_back({release, layer, lease->kind, lease->mode});
@@ -277,7 +304,8 @@ enum class update_time : std::uint8_t {
   for (const step_event& event : step_schedule(shape, update_time::after_backward)) {
     const bool of_state = event.what == acquire || event.what == release;
     const std::size_t elements =
-        (of_state ? parameter_layout(shape, event.layer) : activation_layout(shape, event.layer)).elements;
+        (of_state ? state_layout(shape, event.layer, event.kind) : activation_layout(shape, event.layer))
+            .elements;
     const bool begins = event.what == acquire || event.what == save || event.what == fetch;
     now = begins ? now + elements : now - elements;
     most = std::max(most, now);

@@ -45,7 +45,8 @@ namespace detail {
   const auto rounded = [](std::size_t elements) { return (elements * sizeof(float) + 4095) / 4096 * 4096; };
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < shape.layers(); ++i) {
-    bytes += state_kinds(shape) * rounded(parameter_layout(shape, shape.layer(i)).elements);
+    for (std::size_t kind = 0; kind < state_kinds(shape); ++kind)
+      bytes += rounded(state_layout(shape, shape.layer(i), kind_at(shape, kind)).elements);
     if (i != 0) bytes += rounded(activation_layout(shape, shape.layer(i)).elements);
   }
   return bytes;

@@ -48,9 +48,8 @@ class tiered_pieces {
         kind_(kind),
         schedule_(buffer, {.links = std::move(links), .replans = 2}, chosen_planner{kind}) {
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
-      const std::size_t elements = parameter_layout(shape, shape.layer(layer)).elements;
       for (std::size_t kind_of_state = 0; kind_of_state < kinds_; ++kind_of_state)
-        add(elements);
+        add(state_layout(shape, shape.layer(layer), kind_at(shape, kind_of_state)).elements);
     }
     for (std::size_t layer = 1; layer < shape.layers(); ++layer)
       add(activation_layout(shape, shape.layer(layer)).elements);
@@ -61,7 +60,7 @@ class tiered_pieces {
   }
 
   [[nodiscard]] std::size_t place(layer_id layer, state_kind kind) const noexcept {
-    return to_index(layer) * kinds_ + static_cast<std::size_t>(kind);
+    return to_index(layer) * kinds_ + place_of(kind);
   }
   [[nodiscard]] std::size_t record(layer_id layer) const noexcept {
     return first_record_ + to_index(layer) - 1;
@@ -212,7 +211,7 @@ class tiered_pieces {
   std::exception_ptr thrown_;
 };
 
-/// Weights, gradients and moments in a tiered buffer.
+/// Weights, gradients and the optimizer's state in a tiered buffer.
 template <std::floating_point T, class Buffer>
 class tiered_state {
  public:
@@ -227,7 +226,10 @@ class tiered_state {
     pieces_->end(pieces_->place(layer, kind));
   }
   [[nodiscard]] element_range owned(layer_id layer) const noexcept {
-    return {0, pieces_->elements(pieces_->place(layer, state_kind::weights))};
+    return {0, elements(layer, state_kind::weights)};
+  }
+  [[nodiscard]] std::size_t elements(layer_id layer, state_kind kind) const noexcept {
+    return pieces_->elements(pieces_->place(layer, kind));
   }
   void begin_step(std::uint64_t) { pieces_->begin_step(); }
   void end_step(std::uint64_t) { pieces_->end_step(); }

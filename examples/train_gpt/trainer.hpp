@@ -1,5 +1,6 @@
 /// @file
-/// `trainer`: steps of a `gpt` with Adam, with all data in a `state_store` and an `activation_store`.
+/// `trainer`: steps of a `gpt` with Adam, SGD, Adafactor or Muon, with all data in a `state_store` and an
+/// `activation_store`.
 #pragma once
 
 #include <llmmem/kernels/host_executor.hpp>
@@ -15,9 +16,11 @@
 #include <span>
 #include <type_traits>
 
+#include "train_gpt/adafactor_update.hpp"
 #include "train_gpt/adam.hpp"
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/gpt.hpp"
+#include "train_gpt/muon_update.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/step_guard.hpp"
 #include "train_gpt/stores.hpp"
@@ -25,8 +28,8 @@
 
 namespace train_gpt {
 
-/// Trains. It accesses parameters, gradients, moments and activations only under leases; between two calls it
-/// holds only its options.
+/// Trains. It accesses parameters, gradients, the optimizer's state and activations only under leases;
+/// between two calls it holds only its options.
 ///
 /// A step is `forward_backward`, then `update`; or both together, layer by layer (`update_time`), with the
 /// same bits. A technique that works between the two, or runs the first for several micro-batches, calls them
@@ -62,13 +65,12 @@ class trainer {
       draw_weights(shape().layer(i), seed);
   }
 
-  /// Draws weights, and sets the moments to zero.
+  /// Draws weights, and sets the optimizer's state to zero.
   void initialise(std::uint64_t seed) {
     draw_weights(seed);
     for (std::size_t i = 0; i < shape().layers(); ++i) {
       const layer_id layer = shape().layer(i);
-      for (const state_kind kind : {state_kind::mean, state_kind::variance}) {
-        if (static_cast<std::size_t>(kind) >= state_kinds(shape())) continue;
+      for (const state_kind kind : optimizer_kinds(shape())) {
         const lease<lease_mode::write> moment(*state_, layer, kind);
         std::fill(moment.values().begin(), moment.values().end(), value_type{0});
       }
@@ -193,11 +195,17 @@ class trainer {
   /// @param step      of the run, from 0.
   /// @param decision  a skipped step makes the same leases, in the same order, and changes nothing.
   void update_layer(layer_id layer, std::uint64_t step, const llmmem::step_decision& decision) {
+    if constexpr (std::is_same_v<value_type, float>) {
+      if (shape().optimizer == llmmem::optimizer_form::adafactor)
+        return update_factored(layer, step, decision);
+      if (shape().optimizer == llmmem::optimizer_form::muon) return update_by_muon(layer, step, decision);
+    }
     const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
     const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
     const lease<lease_mode::read_write> mean(*state_, layer, state_kind::mean);
     std::optional<lease<lease_mode::read_write>> variance;
-    if (shape().moments == 2) variance.emplace(*state_, layer, state_kind::variance);
+    if (shape().optimizer != llmmem::optimizer_form::sgd)
+      variance.emplace(*state_, layer, state_kind::variance);
     const value_type* const g = gradients.values().data();
     value_type* const w = weights.values().data();
     value_type* const m = mean.values().data();
@@ -215,17 +223,59 @@ class trainer {
                                 .first = owned.first + first,
                                 .count = end - first},
                                {.data = reinterpret_cast<const std::byte*>(g + first), .count = end - first},
-                               {.rate = adam_.rate,
-                                .mean_decay = adam_.mean_decay,
-                                .variance_decay = adam_.variance_decay,
-                                .epsilon = adam_.epsilon,
-                                .step = step + 1,
-                                .gradient_scale = decision.gradient_scale})
+                               hyper(step, decision))
             .value();
       } else {
         adam_step<value_type>(adam_, step).apply(w + first, m + first, v + first, g + first, end - first);
       }
     });
+  }
+
+  [[nodiscard]] llmmem::optimizer_hyper hyper(std::uint64_t step,
+                                              const llmmem::step_decision& decision) const noexcept {
+    return {.rate = adam_.rate,
+            .mean_decay = adam_.mean_decay,
+            .variance_decay = adam_.variance_decay,
+            .epsilon = adam_.epsilon,
+            .step = step + 1,
+            .gradient_scale = decision.gradient_scale};
+  }
+
+  void update_by_muon(layer_id layer, std::uint64_t step, const llmmem::step_decision& decision) {
+    const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
+    const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
+    const lease<lease_mode::read_write> mean(*state_, layer, state_kind::mean);
+    const lease<lease_mode::read_write> variance(*state_, layer, state_kind::variance);
+    if (!decision.is_taken) return;
+    work_share share;
+    if constexpr (requires { state_->shared_by(); }) share = state_->shared_by();
+    muon_update({.layout = &model_->parameters(layer),
+                 .matrices = muon_matrices(shape(), layer),
+                 .gradients = gradients.values(),
+                 .weights = weights.values(),
+                 .mean = mean.values(),
+                 .variance = variance.values()},
+                hyper(step, decision), model_->update_memory(), *team_, share,
+                [&](std::span<std::byte> all, std::span<const std::uint64_t> blocks) {
+                  if constexpr (requires { state_->gather_blocks(all, blocks); })
+                    state_->gather_blocks(all, blocks);
+                });
+  }
+
+  void update_factored(layer_id layer, std::uint64_t step, const llmmem::step_decision& decision) {
+    const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
+    const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
+    const lease<lease_mode::read_write> factors(*state_, layer, state_kind::factors);
+    if (!decision.is_taken) return;
+    adafactor_update({.layout = &model_->parameters(layer),
+                      .owned = state_->owned(layer),
+                      .weights = weights.values().data(),
+                      .gradients = gradients.values().data(),
+                      .factors = factors.values()},
+                     {.rate = adam_.rate, .step = step + 1, .gradient_scale = decision.gradient_scale},
+                     model_->update_memory(), *team_, [&](std::span<llmmem::unordered_sum> sums) {
+                       if constexpr (requires { state_->merge_sums(sums); }) state_->merge_sums(sums);
+                     });
   }
 
   /// Computes the missing part of a layer's record with its weights.

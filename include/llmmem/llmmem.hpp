@@ -269,6 +269,7 @@
 #include <llmmem/sharding/summa.hpp>
 #include <llmmem/sharding/tensor_shape.hpp>
 #include <llmmem/sharding/token_dispatch.hpp>
+#include <llmmem/sharding/whole_matrices.hpp>
 #include <llmmem/sharding/zero.hpp>
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
@@ -310,9 +311,11 @@
 #include <llmmem/training/kept_records.hpp>
 #include <llmmem/training/loss_scale.hpp>
 #include <llmmem/training/memory_chunks.hpp>
+#include <llmmem/training/merge_sums.hpp>
 #include <llmmem/training/recompute_plan.hpp>
 #include <llmmem/training/step_pieces.hpp>
 #include <llmmem/training/training_plan.hpp>
+#include <llmmem/training/training_types.hpp>
 #include <llmmem/training/way_back.hpp>
 #include <llmmem/transfer/bounce_queue.hpp>
 #include <llmmem/transfer/copy_plan.hpp>

@@ -105,10 +105,12 @@ class checking_state {
 
   checking_state(const train_gpt::gpt_shape& shape, store_log& log) : log_(&log) {
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
-      const std::size_t elements = train_gpt::parameter_layout(shape, shape.layer(layer)).elements;
       pieces_.push_back({});
-      for (piece& each : pieces_.back())
-        each.kept.assign(elements, poison<T>());
+      for (std::size_t place = 0; place < train_gpt::state_kinds(shape); ++place) {
+        const auto kind = kind_at(shape, place);
+        pieces_.back()[static_cast<std::size_t>(kind)].kept.assign(
+            state_layout(shape, shape.layer(layer), kind).elements, poison<T>());
+      }
     }
   }
 
@@ -180,13 +182,13 @@ class checking_state {
     return pieces_[to_index(layer)][static_cast<std::size_t>(kind)];
   }
   [[nodiscard]] static std::string name(train_gpt::layer_id layer, train_gpt::state_kind kind) {
-    constexpr std::array kinds{"weights", "gradients", "mean", "variance"};
+    constexpr std::array kinds{"weights", "gradients", "mean", "variance", "factors"};
     return "layer " + std::to_string(to_index(layer)) + ": " + kinds[static_cast<std::size_t>(kind)];
   }
 
   store_log* log_;
   lease_memory<T> memory_;
-  std::vector<std::array<piece, 4>> pieces_;
+  std::vector<std::array<piece, 5>> pieces_;
   std::uint64_t boundaries_ = 0;
 };
 

@@ -47,7 +47,7 @@ const std::vector<feature>& features() {
       {"update", {{}, {"--update", "after_backward"}}},
       {"save", {{}, {"--checkpoint-every", "1"}}},
       {"ranks", {{"--ranks", "2"}, {"--ranks", "1"}, {"--ranks", "3"}}},
-      {"optimizer", {{}, {"--optimizer", "sgd"}}},
+      {"optimizer", {{}, {"--optimizer", "sgd"}, {"--optimizer", "adafactor"}}},
       {"wire",
        {{},
         {"--wire", "bf16"},
@@ -302,20 +302,90 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a run with SGD resumes from its checkpoint to the same bits, and not from one of AdamW") {
-  const temporary_folder folder;
-  const arguments saved{"--optimizer",        "sgd", "--checkpoint-dir", folder.file("saved"),
-                        "--checkpoint-every", "1",   "--resume"};
-  static_cast<void>(json_of(saved, 1));
-  arguments in_shards = saved;
-  in_shards.insert(in_shards.end(), {"--ranks", "1", "--parallel", "zero3", "--memory", "tiered",
-                                     "--budget-mib", "1", "--schedule", "on_demand"});
-  const nlohmann::json json = json_of(in_shards, 3);
-  CHECK(json["digest"] == json_of({"--optimizer", "sgd"}, 3)["digest"]);
-  CHECK(json["digest"] != json_of({}, 3)["digest"]);
-  const outcome other = run({"--checkpoint-dir", folder.file("saved"), "--resume"}, 3);
-  CHECK(other.status == exit_status::wrong_usage);
-  CHECK(other.notes.find("optimizer sgd") != other.notes.npos);
+TEST_CASE("runs with other optimizers resume from their checkpoints to the same bits, and not from AdamW's") {
+  for (const std::string optimizer : {"sgd", "adafactor", "muon"}) {
+    CAPTURE(optimizer);
+    const temporary_folder folder;
+    const arguments saved{"--optimizer",        optimizer, "--checkpoint-dir", folder.file("saved"),
+                          "--checkpoint-every", "1",       "--resume"};
+    static_cast<void>(json_of(saved, 1));
+    arguments in_shards = saved;
+    in_shards.insert(in_shards.end(), {"--ranks", "1", "--parallel", optimizer == "muon" ? "data" : "zero3",
+                                       "--memory", "tiered", "--budget-mib", "1", "--schedule", "on_demand"});
+    const nlohmann::json json = json_of(in_shards, 3);
+    CHECK(json["digest"] == json_of({"--optimizer", optimizer}, 3)["digest"]);
+    CHECK(json["digest"] != json_of({}, 3)["digest"]);
+    const outcome other = run({"--checkpoint-dir", folder.file("saved"), "--resume"}, 3);
+    CHECK(other.status == exit_status::wrong_usage);
+    CHECK(other.notes.find("optimizer " + optimizer) != other.notes.npos);
+  }
+}
+
+TEST_CASE("muon has one digest in memory and tiers, and its ranks share out the matrices of each layer") {
+  const auto with = [&](const std::string& world, const arguments& more, std::uint64_t steps) {
+    arguments all{"--optimizer", "muon", "--batch", "6"};
+    if (world != "0") all.insert(all.end(), {"--ranks", world});
+    all.insert(all.end(), more.begin(), more.end());
+    const nlohmann::json json = json_of(all, steps);
+    for (const nlohmann::json& each : json.value("ranks", nlohmann::json::array()))
+      check_predicted(each);
+    if (world == "0" && json["predicted"]["bounds"].empty())
+      CHECK(json["peak_resident_bytes"] == json["predicted"]["peak_bytes"]);
+    return json;
+  };
+  for (const std::string world : {"1", "2", "3"}) {
+    CAPTURE(world);
+    const nlohmann::json data = with(world, {}, 3);
+    if (world == "1") CHECK(data["digest"] == with("0", {"--threads", "3"}, 3)["digest"]);
+    CHECK(data["digest"] != json_of({"--batch", "6", "--ranks", world}, 3)["digest"]);
+    for (const arguments& more :
+         std::vector<arguments>{{"--update", "after_backward", "--threads", "6"},
+                                {"--recompute", "full", "--loss-scale", "64"},
+                                {"--memory", "tiered", "--budget-mib", "1", "--recompute", "selective"}}) {
+      const nlohmann::json json = with(world, more, 3);
+      CHECK(json["digest"] == data["digest"]);
+      CHECK(json["losses"] == data["losses"]);
+    }
+    const temporary_folder folder;
+    static_cast<void>(with(world, {"--checkpoint-dir", folder.file("saved")}, 1));
+    const nlohmann::json resumed = with(world, {"--checkpoint-dir", folder.file("saved"), "--resume"}, 3);
+    CHECK(resumed["digest"] == data["digest"]);
+  }
+  const outcome cut = run({"--optimizer", "muon", "--ranks", "2", "--parallel", "zero1"}, 1);
+  CHECK(cut.status == exit_status::wrong_usage);
+  CHECK(cut.notes.find("--optimizer muon works on whole matrices, which shards cut") != cut.notes.npos);
+}
+
+TEST_CASE("adafactor has one digest over stages, tiers and a resume with other shards") {
+  const nlohmann::json alone = json_of({"--optimizer", "adafactor", "--batch", "4"}, 3);
+  for (const std::string world : {"1", "2", "4"}) {
+    CAPTURE(world);
+    const auto with = [&](const arguments& more, std::uint64_t steps) {
+      arguments all{"--optimizer", "adafactor", "--batch", "4", "--ranks", world};
+      all.insert(all.end(), more.begin(), more.end());
+      const nlohmann::json json = json_of(all, steps);
+      for (const nlohmann::json& each : json["ranks"])
+        check_predicted(each);
+      return json;
+    };
+    const nlohmann::json data = with({}, 3);
+    if (world == "1") CHECK(data["digest"] == alone["digest"]);
+    CHECK(data["digest"] != json_of({"--batch", "4", "--ranks", world}, 3)["digest"]);
+    for (const arguments& more :
+         std::vector<arguments>{{"--parallel", "zero1"},
+                                {"--parallel", "zero2", "--update", "after_backward", "--threads", "3"},
+                                {"--parallel", "zero3", "--gather-ahead", "1"},
+                                {"--parallel", "zero3", "--memory", "tiered", "--budget-mib", "1"}}) {
+      const nlohmann::json json = with(more, 3);
+      CHECK(json["digest"] == data["digest"]);
+      CHECK(json["losses"] == data["losses"]);
+    }
+    const temporary_folder folder;
+    static_cast<void>(with({"--parallel", "zero2", "--checkpoint-dir", folder.file("saved")}, 1));
+    const nlohmann::json resumed =
+        with({"--parallel", "zero3", "--checkpoint-dir", folder.file("saved"), "--resume"}, 3);
+    CHECK(resumed["digest"] == data["digest"]);
+  }
 }
 
 namespace {

@@ -3,6 +3,7 @@
 #include <llmmem/tiered_buffer.hpp>
 #include <llmmem/training/loss_scale.hpp>
 #include <llmmem/training/memory_chunks.hpp>
+#include <llmmem/training/merge_sums.hpp>
 #include <llmmem/training/step_pieces.hpp>
 
 #include <doctest/doctest.h>
@@ -305,5 +306,41 @@ TEST_SUITE("optimizer_pieces") {
     small.add(0.5F);
     loss_scale one({.start = 1});
     CHECK(decide_step(small, one, 1.0).gradient_scale == 1.0F);
+  }
+
+  TEST_CASE(
+      "ranks that merge sums of their own numbers have the bits of one, and send the bytes that are told") {
+    constexpr std::uint32_t world = 3;
+    std::mt19937_64 random(5);
+    for (const std::size_t count :
+         {std::size_t{7}, std::size_t{1000}}) {  // a small all-reduce, and a large one
+      const auto all = drawn_floats(4 * count, 10, 50, random);
+      std::vector<unordered_sum> expected(count);
+      for (std::size_t i = 0; i < all.size(); ++i)
+        expected[i % count].add_square(all[i]);
+      std::array<std::vector<unordered_sum>, world> merged;
+      std::array<std::uint64_t, world> sent{};
+      in_thread_world(world, [&](auto& ranks, host_space&, std::uint32_t rank) {
+        std::vector<unordered_sum>& mine = merged[rank];
+        mine.resize(count);
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          if (i / 5 % world == rank) mine[i % count].add_square(all[i]);
+        }
+        collective_call call{.by = ranks.after(10 * one_second)};
+        const auto told = [&] {
+          std::uint64_t bytes = 0;
+          for (const seat_id seat : ranks.seats())
+            bytes += ranks.traffic(seat).sent_bytes;
+          return bytes;
+        };
+        const std::uint64_t before = told();
+        merge_all(ranks, mine, call).value();
+        sent[rank] = told() - before;
+      });
+      for (std::uint32_t rank = 0; rank < world; ++rank) {
+        CHECK(merged[rank] == expected);
+        CHECK(sent[rank] == merge_bytes(count, rank_count{world}, rank_id{rank}));
+      }
+    }
   }
 }

@@ -1,3 +1,5 @@
+#include <llmmem/kernels/unordered_sum.hpp>
+#include <llmmem/sharding/tensor_shape.hpp>
 #include <llmmem/training/training_plan.hpp>
 
 #include <doctest/doctest.h>
@@ -95,6 +97,83 @@ TEST_SUITE("training_plan") {
         chunks += size;
       CHECK(chunks == of.kept.total() + 4000 + 400 + 4000 + 1000);
     }
+  }
+
+  TEST_CASE("every rank keeps all factors of adafactor, saves its share, and sends the sums of its pieces") {
+    training_shape shape = four_layers();
+    shape.layers[0].tensors = 2;
+    shape.layers[0].factors = 20 + 10;
+    for (std::size_t i = 1; i < 4; ++i) {
+      shape.layers[i].tensors = i;
+      shape.layers[i].factors = 11 * i;
+    }
+    constexpr std::uint64_t factors = 30 + 11 + 22 + 33;
+    for (const std::uint32_t ranks : {1U, 3U}) {
+      for (const zero_stage stage : {zero_stage::none, zero_stage::optimizer, zero_stage::weights}) {
+        CAPTURE(ranks);
+        CAPTURE(static_cast<int>(stage));
+        training_plan plan{.ranks = ranks, .zero = stage};
+        std::uint64_t saved = 0;
+        for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+          plan.optimizer = optimizer_form::sgd;
+          const auto sgd = predict(plan, shape, rank_id{rank});
+          plan.optimizer = optimizer_form::adafactor;
+          const auto of = predict(plan, shape, rank_id{rank});
+          CHECK(of.kept.optimizer == 4 * factors);
+          CHECK(of.kept.weights == sgd.kept.weights);
+          saved += of.saved_bytes;
+          // Factors and sums of weights in one merge, sums of updates in another one.
+          const std::uint64_t merged = stage == zero_stage::none ? 0 : factors + 2 * (2 + 1 + 2 + 3);
+          CHECK(of.sent_per_step - sgd.sent_per_step == merged * sizeof(unordered_sum) * (ranks - 1));
+        }
+        CHECK(saved == 4 * 300 + 4 * factors);
+      }
+    }
+    shape.layers[2].factors = 0;
+    const training_plan plan{.optimizer = optimizer_form::adafactor};
+    CHECK_THROWS_WITH_AS(check_plan(plan, shape),
+                         "training_plan: adafactor with a layer of 60 parameters, and no factors or tensors; "
+                         "add up factor_count of its tensors",
+                         argument_error);
+    shape.value_bytes = 2;
+    CHECK_THROWS_WITH_AS(check_plan(plan, shape),
+                         "training_plan: adafactor with values of 2 bytes; its weights are floats",
+                         argument_error);
+  }
+
+  TEST_CASE("muon has a variance for what adamw updates, and its ranks send the updates of their matrices") {
+    training_shape shape = four_layers();
+    shape.layers[1].matrices = {tensor_shape::matrix(4, 4), tensor_shape::matrix(4, 8)};
+    training_plan plan{.ranks = 3, .optimizer = optimizer_form::muon};
+    std::uint64_t saved = 0;
+    std::uint64_t sent = 0;
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      plan.optimizer = optimizer_form::sgd;
+      const std::uint64_t without = predict(plan, shape, rank_id{rank}).sent_per_step;
+      plan.optimizer = optimizer_form::muon;
+      const auto of = predict(plan, shape, rank_id{rank});
+      CHECK(of.kept.optimizer == 4 * (300 + 300 - 48));
+      saved += of.saved_bytes;
+      sent += of.sent_per_step - without;
+      // One matrix each for the first two ranks, the costlier one for the first.
+      CHECK(of.sent_per_step - without == 2 * 4 * (rank == 0 ? 32 : rank == 1 ? 16 : 0));
+    }
+    CHECK(saved == 4 * (300 + 300 + 300 - 48));
+    CHECK(sent == 2 * 4 * 48);
+    plan.zero = zero_stage::optimizer;
+    CHECK_THROWS_WITH_AS(check_plan(plan, shape),
+                         "training_plan: muon with shards, which cut matrices; use zero_stage::none, with "
+                         "which the ranks share out whole matrices",
+                         argument_error);
+    plan.zero = zero_stage::none;
+    shape.layers[1].parameters = 47;
+    CHECK_THROWS_WITH_AS(check_plan(plan, shape),
+                         "training_plan: muon with matrices of 48 elements in a layer of 47 parameters",
+                         argument_error);
+    shape.value_bytes = 2;
+    CHECK_THROWS_WITH_AS(check_plan(plan, shape),
+                         "training_plan: muon with values of 2 bytes; its weights are floats",
+                         argument_error);
   }
 
   TEST_CASE(

@@ -1,17 +1,12 @@
 /// @file
-/// `training_plan`: the state that each rank keeps, its tiers, its recomputation and its checkpoints, as one
-/// value; and a prediction of their cost before the run.
+/// `predict`: the cost of a `training_plan` before the run.
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/error.hpp>
-#include <llmmem/model/optimizer_form.hpp>
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/schedule/trace.hpp>
 #include <llmmem/sharding/ids.hpp>
-#include <llmmem/sharding/sharded_wires.hpp>
-#include <llmmem/sharding/zero.hpp>
-#include <llmmem/training/kept_records.hpp>
+#include <llmmem/training/training_types.hpp>
 #include <llmmem/transfer/link_model.hpp>
 
 #include <cstdint>
@@ -20,73 +15,6 @@
 
 namespace llmmem {
 inline namespace v0 {
-
-/// One layer of a model, as one rank trains it. Times of 0 omit stalls and steps from a prediction, and
-/// change no bytes.
-struct training_layer {
-  std::uint64_t parameters = 0;
-  record_form record{};  ///< for one rank's share of the batch, with the part that is kept; of 0 bytes: none
-  std::uint64_t forward_ns = 0;
-  std::uint64_t backward_ns = 0;
-  std::uint64_t update_ns = 0;
-  std::uint64_t rebuild_ns = 0;  ///< of the part that the record does not keep
-};
-
-/// A model as a chain of layers, the first of which is an embedding: it has no record, and its backward pass
-/// does not read its weights.
-struct training_shape {
-  std::vector<training_layer> layers{};
-  std::uint32_t value_bytes = 4;      ///< of a weight, of a gradient and of each moment
-  std::uint64_t workspace_bytes = 0;  ///< for a rank's other computing
-};
-
-/// When the optimizer changes a layer's weights.
-enum class optimizer_time : std::uint8_t {
-  in_backward,    ///< after the layer's backward pass
-  after_backward  ///< after all layers' backward passes
-};
-
-/// The bytes that a `host_space` takes for a range: whole pages from `from_bytes` on (`page_options`).
-struct memory_rounding {
-  std::uint64_t from_bytes = std::uint64_t{1} << 20;
-  std::uint64_t page_bytes = 4096;
-
-  /// @throws length_error  past 2^63 - 1.
-  [[nodiscard]] constexpr std::uint64_t taken(std::uint64_t bytes) const {
-    if (bytes < from_bytes || page_bytes == 0 || bytes % page_bytes == 0) return bytes;
-    return checked_add(bytes, page_bytes - bytes % page_bytes, "memory_rounding: bytes");
-  }
-};
-
-/// The parts of the state that have separate ranges of memory, if the state is not in tiers.
-enum class state_ranges : std::uint8_t {
-  per_kind,  ///< one range for all layers' weights, and so on: `sharded_state`
-  per_layer  ///< one range for each piece
-};
-
-/// The settings of one training run, in one place.
-///
-/// Every combination is allowed, except those that `check_plan` names.
-struct training_plan {
-  std::uint32_t ranks = 1;             ///< ranks that share each batch
-  zero_stage zero = zero_stage::none;  ///< the parts of the state that each rank keeps in shards
-  std::uint32_t gather_ahead = 0;      ///< layers whose weights are gathered ahead of their use, with stage 3
-  std::vector<std::uint64_t> tiers{};  ///< budgets above the last tier, the fastest first; none: plain memory
-  std::uint64_t granularity = 4096;    ///< of chunks in tiers
-  /// Moments of `adamw` and `sgd` have a weight's width; those of the other forms have their own
-  /// (`widths_of`).
-  optimizer_form optimizer = optimizer_form::adamw;
-  optimizer_time update = optimizer_time::in_backward;
-  std::uint64_t save_every = 0;              ///< steps between two checkpoints; 0: none
-  std::uint32_t segment_bytes = 256 * 1024;  ///< as in `sharded_options`
-  /// The form of messages: `gather` of weights, with stage 3; the rest of gradients' sums. Values of 4 bytes.
-  sharded_wires wires{};
-  /// Whether each rank keeps the weights of the forward pass in shards of its node, in plain memory, so that
-  /// the backward pass sends nothing to other nodes (ZeRO++'s hpZ). With stage 3 and `wires.node_ranks`.
-  bool keeps_secondary = false;
-  memory_rounding memory{};
-  state_ranges ranges = state_ranges::per_kind;
-};
 
 /// The bytes that a plan takes: exactly, or at most.
 struct predicted_bytes {
@@ -132,7 +60,10 @@ struct training_prediction {
 ///                         that every rank holds completely, because there is nothing to gather; for wires of
 ///                         values that are not 4 bytes, and those that `check_wires` refuses; for secondary
 ///                         shards without stage 3, without nodes of at least two ranks, or with gathers
-///                         ahead, which gather from all ranks.
+///                         ahead, which gather from all ranks; for `adafactor` with values that are not 4
+///                         bytes, or with a layer that has parameters, and no factors or tensors;
+///                         for `muon` with values that are not 4 bytes, with shards, which cut matrices, or
+///                         with matrices of more elements than their layer.
 void check_plan(const training_plan& plan, const training_shape& shape);
 
 /// Returns the chunks and the calls of one rank's step on a store of chunks (`leased_pieces`,

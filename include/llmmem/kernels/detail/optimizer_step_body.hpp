@@ -374,6 +374,12 @@ inline constexpr std::uint64_t most_tensor_elements = std::uint64_t{1} << 60U;
                                               const char* who) noexcept {
   const optimizer_widths each = widths_of(form);
   const std::uint64_t multiple = cut_multiple(form);
+  if (form == optimizer_form::muon)
+    return failure{errc::out_of_range, 0, static_cast<std::uint64_t>(form), 4,
+                   "optimizer_step: form muon, whose steps begin with muon_momentum"};
+  if (form == optimizer_form::adafactor)
+    return failure{errc::out_of_range, 0, static_cast<std::uint64_t>(form), 4,
+                   "optimizer_step: form adafactor, whose steps begin with adafactor_add"};
   if (each.weights == 0) return failure{errc::out_of_range, 0, static_cast<std::uint64_t>(form), 4, who};
   if (piece.count >= most_tensor_elements || piece.first >= most_tensor_elements)
     return failure{errc::out_of_range, 0, piece.count >= most_tensor_elements ? piece.count : piece.first,
@@ -416,6 +422,9 @@ result<void> with_form(optimizer_form form, const Do& act) {
       return act.template operator()<optimizer_form::adamw_8bit>();
     case optimizer_form::sgd:
       return act.template operator()<optimizer_form::sgd>();
+    case optimizer_form::adafactor:
+    case optimizer_form::muon:
+      break;  // refused by `check_piece`
   }
   return {};
 }

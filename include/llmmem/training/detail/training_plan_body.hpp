@@ -2,13 +2,11 @@
 /// The bodies of `training_plan`.
 #pragma once
 
-#include <llmmem/comm/wired_sums.hpp>
 #include <llmmem/schedule/bounds.hpp>
-#include <llmmem/sharding/hierarchical_zero.hpp>
 #include <llmmem/sharding/sharded_wires.hpp>
-#include <llmmem/sharding/tensor_shape.hpp>
 #include <llmmem/tiering/access.hpp>
 #include <llmmem/tiering/machine.hpp>
+#include <llmmem/training/detail/rank_shares.hpp>
 #include <llmmem/training/training_plan.hpp>
 
 #include <algorithm>
@@ -20,137 +18,6 @@
 namespace llmmem {
 inline namespace v0 {
 namespace detail {
-
-/// The arrays of an optimizer's state. The scales of 8-bit moments are counted with their codes.
-enum class optimizer_array : std::uint8_t { mean, variance, low };
-inline constexpr std::array optimizer_arrays{optimizer_array::mean, optimizer_array::variance,
-                                             optimizer_array::low};
-
-/// One rank's share of each layer.
-class rank_shares_of {
- public:
-  rank_shares_of(const training_plan& plan, const training_shape& shape, rank_id rank)
-      : plan_(&plan), shape_(&shape), rank_(rank), facts_(facts_of(shape)) {
-    for (const state_kind kind : {state_kind::weights, state_kind::gradients, state_kind::optimizer})
-      splits_.emplace_back(facts_, rank_count{plan.ranks}, plan.zero, kind);
-    if (plan.keeps_secondary)
-      secondary_.emplace(facts_, rank_count{plan.ranks}, rank_count{plan.wires.node_ranks});
-  }
-
-  [[nodiscard]] std::size_t layers() const noexcept { return shape_->layers.size(); }
-  [[nodiscard]] std::uint64_t whole(std::size_t layer) const { return facts_[layer].bytes(); }
-  [[nodiscard]] std::uint64_t local(std::size_t layer, state_kind kind) const {
-    return shape_->value_bytes * split(kind).local(id(layer), rank_).elements();
-  }
-  /// The bytes of an array of the optimizer's state that the rank has of a layer, or saves of it.
-  [[nodiscard]] std::uint64_t state(std::size_t layer, optimizer_array array) const {
-    return state_of(split(state_kind::optimizer).local(id(layer), rank_).elements(), array);
-  }
-  [[nodiscard]] std::uint64_t owned_state(std::size_t layer, optimizer_array array) const {
-    return state_of(splits_.front().owned(id(layer), rank_).elements(), array);
-  }
-  [[nodiscard]] std::uint64_t owned(std::size_t layer) const { return owned_by(layer, rank_); }
-  [[nodiscard]] std::uint64_t owned_by(std::size_t layer, rank_id rank) const {
-    return shape_->value_bytes * splits_.front().owned(id(layer), rank).elements();
-  }
-  /// Whether a complete layer of that kind is gathered into its own buffer while it is used.
-  [[nodiscard]] bool is_gathered(std::size_t layer, state_kind kind) const {
-    return local(layer, kind) != whole(layer) || (kind == state_kind::weights && has_wired_gathers());
-  }
-  [[nodiscard]] bool has_wired_gathers() const noexcept {
-    return plan_->ranks > 1 && plan_->zero == zero_stage::weights && !plan_->wires.has_plain_gathers();
-  }
-  [[nodiscard]] bool has_wired_sums() const noexcept {
-    return plan_->ranks > 1 && !plan_->wires.has_plain_sums();
-  }
-  /// Returns the first element of each rank's part of a layer, and the end of the last one.
-  [[nodiscard]] std::vector<std::uint64_t> blocks(std::size_t layer) const {
-    std::vector<std::uint64_t> made{0};
-    for (std::uint32_t rank = 0; rank < plan_->ranks; ++rank)
-      made.push_back(made.back() + splits_.front().owned(id(layer), rank_id{rank}).elements());
-    return made;
-  }
-  /// Returns the bytes of messages that a gather of a layer's weights takes: with plain messages none.
-  [[nodiscard]] std::uint64_t gather_bytes(std::size_t layer) const {
-    return has_wired_gathers() ? gather_scratch_bytes(blocks(layer), plan_->wires.gather) : 0;
-  }
-  /// Returns what the rank sends to gather a layer's weights.
-  [[nodiscard]] std::uint64_t sent_by_gather(std::size_t layer) const {
-    if (!has_wired_gathers()) return owned(layer) * (plan_->ranks - 1);
-    return gather_traffic(blocks(layer), plan_->wires.gather, plan_->wires, rank_).total();
-  }
-  /// Returns the bytes of a layer that the rank keeps for its node; 0 without a secondary copy.
-  [[nodiscard]] std::uint64_t secondary(std::size_t layer) const {
-    return secondary_ ? shape_->value_bytes * secondary_->local(id(layer), rank_).elements() : 0;
-  }
-  /// Returns what the rank sends to gather a layer's weights again for the backward pass.
-  [[nodiscard]] std::uint64_t sent_by_gather_back(std::size_t layer) const {
-    return secondary_ ? secondary(layer) * (plan_->wires.node_ranks - 1) : sent_by_gather(layer);
-  }
-  /// Whether the weights of the backward pass are a piece that the rank has.
-  [[nodiscard]] bool has_weights_back(std::size_t layer) const {
-    return secondary_ && secondary(layer) == whole(layer);
-  }
-  /// Returns what the rank sends to sum a layer's gradients: to their owners, or also back to all.
-  [[nodiscard]] std::uint64_t sent_by_sum(std::size_t layer) const {
-    const bool is_shared = plan_->zero == zero_stage::none;
-    if (!has_wired_sums())
-      return whole(layer) - owned(layer) + (is_shared ? owned(layer) * (plan_->ranks - 1) : 0);
-    const std::vector<std::uint64_t> parts = blocks(layer);
-    const sharded_wires& wires = plan_->wires;
-    std::uint64_t sent = wired_sum_of(parts).traffic(wires.node_ranks, rank_).total();
-    if (is_shared) sent += gather_traffic(parts, wires.of_sums(), wires, rank_).total();
-    return sent;
-  }
-  /// Returns the bytes of messages that a sum of a layer's gradients takes: one message per rank.
-  [[nodiscard]] std::uint64_t sum_bytes(std::size_t layer) const {
-    if (plan_->ranks == 1) return 0;
-    if (has_wired_sums()) {
-      const std::vector<std::uint64_t> parts = blocks(layer);
-      const std::uint64_t summed = wired_sum_of(parts).scratch_bytes();
-      if (plan_->zero != zero_stage::none) return summed;
-      return std::max(summed, gather_scratch_bytes(parts, plan_->wires.of_sums()));
-    }
-    const std::uint64_t width = shape_->value_bytes;
-    const std::uint64_t segment = std::max<std::uint64_t>(plan_->segment_bytes / width, 1) * width;
-    return plan_->ranks * std::min(owned(layer), segment);
-  }
-
- private:
-  [[nodiscard]] wired_sum<wire_form> wired_sum_of(std::span<const std::uint64_t> parts) const noexcept {
-    return {parts, plan_->wires.sum, plan_->wires.node_ranks, plan_->segment_bytes};
-  }
-  [[nodiscard]] std::uint64_t state_of(std::uint64_t elements, optimizer_array array) const {
-    const optimizer_widths each = widths_of(plan_->optimizer);
-    if (array == optimizer_array::low) return elements * each.low;
-    const std::uint32_t width = array == optimizer_array::mean ? each.mean : each.variance;
-    const bool is_wide = plan_->optimizer == optimizer_form::adamw || plan_->optimizer == optimizer_form::sgd;
-    if (is_wide) return width == 0 ? 0 : elements * shape_->value_bytes;
-    return elements * width + (elements + optimizer_group - 1) / optimizer_group * each.group_scale;
-  }
-  [[nodiscard]] static std::vector<tensor_facts> facts_of(const training_shape& shape) {
-    std::vector<tensor_facts> facts;
-    facts.reserve(shape.layers.size());
-    for (const training_layer& each : shape.layers) {
-      facts.push_back({"layer " + std::to_string(facts.size()), tensor_shape::vector(each.parameters),
-                       shape.value_bytes});
-    }
-    return facts;
-  }
-  [[nodiscard]] static tensor_id id(std::size_t layer) noexcept {
-    return tensor_id{static_cast<std::uint32_t>(layer)};
-  }
-  [[nodiscard]] const zero_partition& split(state_kind kind) const noexcept {
-    return splits_[static_cast<std::size_t>(kind)];
-  }
-
-  const training_plan* plan_;
-  const training_shape* shape_;
-  rank_id rank_;
-  std::vector<tensor_facts> facts_;
-  std::vector<zero_partition> splits_{};
-  std::optional<hierarchical_zero> secondary_{};
-};
 
 /// Records a step, call by call.
 class step_writer {
@@ -369,6 +236,7 @@ inline void count_sent(const training_plan& plan, const rank_shares_of& shares, 
       plan.gather_ahead == 0 ? 0 : std::min<std::size_t>(plan.gather_ahead + 1, layers - 1);
   for (std::size_t layer = 0; layer < layers; ++layer) {
     add_bytes(into.sent_per_step, shares.sent_by_sum(layer), what);
+    add_bytes(into.sent_per_step, shares.sent_by_update(layer), what);
     if (is_gathered) {
       const bool is_read_back = layer != 0 && layer < layers - stay;
       add_bytes(into.sent_per_step, shares.sent_by_gather(layer), what);
@@ -415,6 +283,34 @@ inline void check_plan(const training_plan& plan, const training_shape& shape) {
   if (!plan.wires.is_plain() && shape.value_bytes != 4) {
     throw argument_error("training_plan: wires for values of " + std::to_string(shape.value_bytes) +
                          " bytes; they carry floats only");
+  }
+  if (plan.optimizer == optimizer_form::muon) {
+    if (shape.value_bytes != sizeof(float)) {
+      throw argument_error("training_plan: muon with values of " + std::to_string(shape.value_bytes) +
+                           " bytes; its weights are floats");
+    }
+    if (plan.zero != zero_stage::none) {
+      throw argument_error(
+          "training_plan: muon with shards, which cut matrices; use zero_stage::none, with which the ranks "
+          "share out whole matrices");
+    }
+    for (const training_layer& each : shape.layers) {
+      if (const std::uint64_t elements = detail::elements_of(each.matrices); elements > each.parameters) {
+        throw argument_error("training_plan: muon with matrices of " + std::to_string(elements) +
+                             " elements in a layer of " + std::to_string(each.parameters) + " parameters");
+      }
+    }
+  }
+  if (plan.optimizer == optimizer_form::adafactor) {
+    if (shape.value_bytes != sizeof(float)) {
+      throw argument_error("training_plan: adafactor with values of " + std::to_string(shape.value_bytes) +
+                           " bytes; its weights are floats");
+    }
+    for (const training_layer& each : shape.layers) {
+      if (each.parameters == 0 || (each.factors != 0 && each.tensors != 0)) continue;
+      throw argument_error("training_plan: adafactor with a layer of " + std::to_string(each.parameters) +
+                           " parameters, and no factors or tensors; add up factor_count of its tensors");
+    }
   }
   if (plan.granularity == 0) throw argument_error("training_plan: a granularity of 0 bytes; 1 is the least");
 }
