@@ -230,9 +230,9 @@ TEST_CASE("a stream of groups with any wrong bit, or cut anywhere, is refused an
     };
     for (std::size_t i = 0; i < line.bytes.size(); ++i) {
       CAPTURE(i);
-      line.bytes[i] ^= std::byte{16};
+      line.bytes[i] ^= std::byte{1};
       refused();
-      line.bytes[i] ^= std::byte{16};
+      line.bytes[i] ^= std::byte{1};
     }
     const std::vector<std::byte> whole = line.bytes;
     for (std::size_t size = 0; size < whole.size(); size += 7) {
