@@ -56,8 +56,8 @@ namespace paging {
 ///
 /// **Format.** Eight bytes `llmmem J`, then frames: length, payload, CRC-32C over both and all previous
 /// frames. Numbers are LEB128 varints, keys and digests little-endian. Frame 0 is the header, with the
-/// format's version; each further frame is a record. The journal ends at the first frame that is truncated,
-/// changed, missing or out of place.
+/// format's version (2 for a `paged_allocator`, 3 for a `hybrid_allocator`); each further frame is a record.
+/// The journal ends at the first frame that is truncated, changed, missing or out of place.
 ///
 /// @tparam Cache  a `paged_allocator` or `hybrid_allocator` whose `Traits::fence` is `recorded_fence`.
 /// @tparam Sink   a `journal_sink`.

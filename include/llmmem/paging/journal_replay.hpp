@@ -282,7 +282,8 @@ template <class Make>
   return replayed<cache_type>(bytes, make, records);
 }
 
-/// The same for the journal of a `hybrid_allocator`: `make` takes a `const hybrid_journal_header&`.
+/// The same for the journal of a `hybrid_allocator`: `make` takes a `const hybrid_journal_header&`. The type
+/// of its parameter selects the journal, so it is not `auto`.
 template <class Make>
   requires(!std::is_invocable_v<Make&, const journal_header&> &&
            std::is_invocable_v<Make&, const hybrid_journal_header&>)

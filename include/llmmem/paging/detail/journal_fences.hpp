@@ -38,9 +38,10 @@ class journal_fences {
     ring_[(first_ + count_++) % ring_.size()] = {after, point};
   }
 
-  /// Returns the point of `after` for a cache that may keep it: that of the newest fence if it is the same
-  /// fence, otherwise the next one; nothing if too many fences wait.
+  /// Returns the point of `after` for a cache that may keep it: one that has passed if the fence has, that of
+  /// the newest fence if it is the same fence, otherwise the next one; nothing if too many fences wait.
   [[nodiscard]] std::optional<std::uint64_t> keep(const Fence& after) noexcept {
+    if (after.ready()) return passed_[0];
     if (count_ != 0) {
       const entry& newest = ring_[(first_ + count_ - 1) % ring_.size()];
       if (std::memcmp(&newest.after, &after, sizeof(Fence)) == 0) return newest.point;
