@@ -124,6 +124,7 @@ class basic_journal_reader {
   std::uint64_t next_offset_ = 0;
 };
 
+/// Reads the journal of a `hybrid_allocator`.
 using hybrid_journal_reader = basic_journal_reader<hybrid_journal_header>;
 
 }  // namespace paging
