@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "cache_journal/record.hpp"
+#include "cache_journal/record_groups.hpp"
 #include "common/program.hpp"
 #include "common/text.hpp"
 #include "replay_trace/generator.hpp"
@@ -34,6 +35,7 @@ struct command_line {
   std::optional<std::string> record_file;
   std::optional<std::string> replay_file;
   std::optional<std::uint64_t> capacity;
+  std::optional<std::uint64_t> window;
   std::uint64_t seed = 1;
   bool json = false;
 };
@@ -75,21 +77,26 @@ namespace detail {
       "cache_journal");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command_line asked;
-  std::optional<std::string> capacity, seed;
+  std::optional<std::string> capacity, window, seed;
   app.add_option("--trace", asked.trace_file, "serve this trace of requests (default: made up)")
       ->type_name("FILE");
   app.add_option("--seed", seed, "of the trace that is made up (default: 1)")->type_name("N");
   app.add_option("--capacity-blocks", capacity,
                  "idle blocks that keep their contents (default: 10000, or the journal's)")
       ->type_name("N");
+  app.add_option("--window", window,
+                 "half of the layers read only so many blocks of the trace (default: all layers read all)")
+      ->type_name("BLOCKS");
   app.add_option("--record", asked.record_file, "write the journal to this file and stop")->type_name("FILE");
   app.add_option("--replay", asked.replay_file, "ask this journal instead of a new one")->type_name("FILE");
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
   if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
   if (capacity) asked.capacity = example::usage_count("--capacity-blocks", *capacity, 1, 1'000'000'000);
+  if (window) asked.window = example::usage_count("--window", *window, 1, 1'000'000'000);
   if (seed) asked.seed = example::usage_seed(*seed);
-  if (asked.replay_file && (asked.trace_file || asked.record_file || seed)) {
-    throw usage_error("--replay excludes --trace, --record and --seed: the file says it all");
+  if (asked.replay_file && (asked.trace_file || asked.record_file || seed || window)) {
+    throw usage_error(window ? "--replay excludes --window: the file says it all"
+                             : "--replay excludes --trace, --record and --seed: the file says it all");
   }
   return {asked, std::nullopt};
 }
@@ -113,6 +120,30 @@ namespace detail {
     other.blocks = *capacity + (then.blocks - std::min(then.blocks, then.max_idle_blocks));
   }
   found.policies = llmmem::what_if<cache_traits>(journal, llmmem::eviction_names, other);
+  return found;
+}
+
+/// The same for the journal of a cache with groups: its tokens are blocks of the trace.
+[[nodiscard]] inline finding examine_groups(const std::string& name, std::span<const std::byte> journal,
+                                            std::optional<std::uint64_t> capacity) {
+  finding found;
+  found.journal = name;
+  found.bytes = journal.size();
+  const auto same = llmmem::paging::replay(journal, make_group_cache);
+  found.records = same.end().records;
+  found.torn = same.end().reason;
+  if (same.divergence()) found.diverged = same.divergence()->message();
+  const llmmem::hybrid_options& then = same.header().options;
+  const std::uint64_t longest = then.max_sequence_tokens;
+  const std::uint64_t blocks = then.budget_bytes / 2;
+  found.capacity = capacity.value_or(blocks > longest ? blocks - longest : 0);
+  llmmem::paging::hybrid_what_if_options other;
+  if (capacity) other.budget_bytes = group_budget(*capacity, longest);
+  found.policies = llmmem::paging::hybrid_what_if(journal, llmmem::eviction_names, other);
+  for (llmmem::what_if_result& each : found.policies) {
+    each.hit_blocks = each.hit_tokens;
+    each.requested_blocks = each.requested_tokens;
+  }
   return found;
 }
 
@@ -166,14 +197,17 @@ inline void run_checked(const command_line& asked, std::FILE* out) {
                                    ": has lengths only, so nothing can be shared");
     }
     name = from.name();
-    journal = record(from, asked.capacity.value_or(10'000));
+    const std::uint64_t capacity = asked.capacity.value_or(10'000);
+    journal = asked.window ? record_groups(from, capacity, *asked.window) : record(from, capacity);
   }
   if (asked.record_file) {
     const example::file_handle file = example::open(*asked.record_file, "wb");
     const std::string_view bytes(reinterpret_cast<const char*>(journal.data()), journal.size());
     return example::write(file.get(), bytes, *asked.record_file);
   }
-  const finding found = examine(name, journal, asked.replay_file ? asked.capacity : std::nullopt);
+  const std::optional<std::uint64_t> other = asked.replay_file ? asked.capacity : std::nullopt;
+  const finding found =
+      is_of_groups(journal) ? examine_groups(name, journal, other) : examine(name, journal, other);
   example::write(out, asked.json ? to_json(found) : to_report(found), "standard output");
 }
 

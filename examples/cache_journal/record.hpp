@@ -32,6 +32,21 @@ using cache_type = llmmem::paged_allocator<cache_traits>;
   return {header.options, llmmem::make_eviction(header.configuration, slots)};
 }
 
+/// A sink that appends to `bytes`.
+[[nodiscard]] inline llmmem::callback_journal sink_to(std::vector<std::byte>& bytes) {
+  return {.call =
+              [](void* context, std::span<const std::byte> more) noexcept {
+                auto& to = *static_cast<std::vector<std::byte>*>(context);
+                try {
+                  to.insert(to.end(), more.begin(), more.end());
+                } catch (...) {
+                  return false;  // the journal ends here, the cache continues
+                }
+                return true;
+              },
+          .context = &bytes};
+}
+
 /// Returns the journal of an LRU cache that serves `from`, one request at a time. The capacity counts the
 /// unused blocks that keep their contents, as in `replay_trace`.
 [[nodiscard]] inline std::vector<std::byte> record(const replay_trace::trace& from, std::uint64_t capacity) {
@@ -46,19 +61,8 @@ using cache_type = llmmem::paged_allocator<cache_traits>;
                                       .max_idle_blocks = capacity,
                                       .name = "journal"};
   std::vector<std::byte> bytes;
-  const llmmem::callback_journal sink{.call =
-                                          [](void* context, std::span<const std::byte> more) noexcept {
-                                            auto& to = *static_cast<std::vector<std::byte>*>(context);
-                                            try {
-                                              to.insert(to.end(), more.begin(), more.end());
-                                            } catch (...) {
-                                              return false;  // the journal ends here, the cache continues
-                                            }
-                                            return true;
-                                          },
-                                      .context = &bytes};
   llmmem::paging::journaled<cache_type, llmmem::callback_journal> cache(
-      options, sink, "lru", llmmem::make_eviction("lru", llmmem::slot_count{options.blocks + 1}));
+      options, sink_to(bytes), "lru", llmmem::make_eviction("lru", llmmem::slot_count{options.blocks + 1}));
 
   std::vector<llmmem::block_key> keys;
   for (std::size_t r = 0; r < from.size(); ++r) {

@@ -172,6 +172,7 @@
 #include <llmmem/paging/guarded_storage.hpp>
 #include <llmmem/paging/hybrid_allocator.hpp>
 #include <llmmem/paging/hybrid_types.hpp>
+#include <llmmem/paging/hybrid_what_if.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/journal.hpp>
 #include <llmmem/paging/journal_reader.hpp>
@@ -199,6 +200,7 @@
 #include <llmmem/paging/super_pages.hpp>
 #include <llmmem/paging/upload_ring.hpp>
 #include <llmmem/paging/verification.hpp>
+#include <llmmem/paging/what_if_result.hpp>
 #include <llmmem/pool/kv_pool.hpp>
 #include <llmmem/pool/kv_pool_types.hpp>
 #include <llmmem/redundancy/coded_group.hpp>

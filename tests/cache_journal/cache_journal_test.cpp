@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cache_journal/record.hpp"
+#include "cache_journal/record_groups.hpp"
 #include "replay_trace/generator.hpp"
 #include "replay_trace/paged_replay.hpp"
 #include "support/program_run.hpp"
@@ -55,6 +56,30 @@ TEST_CASE("a journal is replayed at another capacity as if it had been recorded 
   CHECK(examine("here", record(from, 300), 900).policies == there);
 }
 
+TEST_CASE("a journal of a model with windows gives the hits of every policy, and of another capacity") {
+  const replay_trace::trace from = replay_trace::generate_trace({.seed = 3, .requests = 250});
+  const auto journal = record_groups(from, 400, 12);
+  const finding found = examine_groups("generated", journal, std::nullopt);
+  CHECK(found.diverged.empty());
+  CHECK(found.torn.empty());
+  CHECK(is_of_groups(journal));
+  CHECK_FALSE(is_of_groups(record(from, 400)));
+  std::uint64_t lru = 0;
+  for (const llmmem::what_if_result& each : found.policies) {
+    if (each.policy == "lru") lru = each.hit_tokens;
+    if (each.policy != "s3fifo" && each.policy != "fifo") continue;
+    CAPTURE(each.policy);
+    const auto there = record_groups(from, 400, 12, each.policy);
+    const llmmem::hybrid_stats real = llmmem::paging::replay(there, make_group_cache).cache().stats();
+    CHECK(each.hit_tokens == real.hit_tokens);
+    CHECK(each.hit_blocks == real.hit_tokens);
+    CHECK(each.evictions == real.pages.evictions);
+    CHECK(each.skipped == 0);
+  }
+  CHECK(lru > 200);
+  CHECK(examine_groups("here", record_groups(from, 200, 12), 400).policies == found.policies);
+}
+
 TEST_CASE("with --json there is one JSON object on standard output") {
   const outcome done = run({"--json", "--capacity-blocks", "500"});
   CHECK(done.status == exit_status::success);
@@ -90,6 +115,8 @@ TEST_CASE("errors are one line and a status") {
   const outcome both = run({"--replay", "a", "--trace", "b"});
   CHECK(both.notes ==
         "cache_journal: --replay excludes --trace, --record and --seed: the file says it all" + hint);
+  const outcome window = run({"--replay", "a", "--window", "3"});
+  CHECK(window.notes == "cache_journal: --replay excludes --window: the file says it all" + hint);
   const outcome missing = run({"--replay", "/nonexistent/journal"});
   CHECK(missing.status == exit_status::failure);
   CHECK(missing.notes == "cache_journal: /nonexistent/journal: cannot open it: No such file or directory\n");

@@ -325,6 +325,76 @@ TEST_CASE("services over groups that plan ahead keep every token, under every or
   CHECK(preempted > 500);
 }
 
+TEST_CASE("while no other runs, no request waits that fits without its hit and in smaller steps") {
+  // Others hold blocks, so that no request is alone, and what earlier requests left is cached anywhere.
+  std::uint64_t rounds = 0;
+  std::uint64_t waits = 0;
+  std::uint64_t needless = 0;
+  for (const auto seed : seeds(150)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    // Many small blocks are a page, and a few large ones.
+    const std::uint64_t page = random.once_in(2) ? 4 : 8;
+    const std::array<layer_group, 3> groups{
+        layer_group{.name = "small", .block_tokens = 1, .block_bytes = 1},
+        layer_group{.name = "large", .block_tokens = 1, .block_bytes = random.once_in(2) ? page : page / 2},
+        layer_group{
+            .name = "state", .kind = layer_kind::state_snapshots, .block_tokens = 1, .block_bytes = 1}};
+    const std::uint64_t longest = 6 + random.below(std::uint64_t{10});
+    const scheduler_options options{.max_running = 2 + random.below(std::uint32_t{4}),
+                                    .max_requests = 20,
+                                    .max_step_tokens = 1 + random.below(std::uint64_t{12})};
+    service<cache_type, false> all({.groups = std::span(groups).first(2 + random.below(std::uint64_t{2})),
+                                    .budget_bytes = page * (longest + 5 + random.below(longest)),
+                                    .page_bytes = page,
+                                    .max_sequences = 8,
+                                    .max_sequence_tokens = 64},
+                                   options);
+    const detail::scheduler_accounts<cache_type> accounts(all.cache);
+    std::vector<sequence_id> others;
+    const auto ends = [](std::uint64_t user, std::size_t answer) { return answer > user % 3; };
+    std::uint64_t user = 0;
+    while (user < 20) {
+      // Requests that run together leave their blocks in turn in each page.
+      for (std::uint64_t left = 1 + random.below(std::uint64_t{5}); left > 0; --left) {
+        std::vector<token_id> prompt(1 + random.below(longest - 3),
+                                     static_cast<token_id>(5 + random.below(std::uint32_t{3})));
+        all.submit(user++, std::move(prompt));
+      }
+      if (others.size() == 2) {
+        all.cache.release(others.front()).value();
+        others.erase(others.begin());
+      }
+      const auto other = all.cache.create();
+      if (other && all.cache.extend(*other, 1 + random.below(std::uint64_t{3}))) {
+        others.push_back(*other);
+      } else if (other) {
+        all.cache.release(*other).value();
+      }
+      ++rounds;
+      for (int steps = 0; !all.tickets.empty(); ++steps) {
+        REQUIRE(steps < 1'000);
+        // The request that is next, as if nothing were cached for it.
+        const auto& next = all.engine.requests.at(all.tickets.begin()->first).tokens;
+        const bool fits =
+            all.scheduler.stats().running == 0 && !accounts.lack(accounts.to_start(next, {}, 1, 0), 0).any;
+        all.step(ends);
+        REQUIRE(all.engine.wrong == 0);
+        if (all.work_in_last_step != 0 || all.tickets.empty()) continue;
+        ++waits;
+        needless += fits ? 1U : 0U;
+        for (; !others.empty(); others.pop_back())
+          all.cache.release(others.back()).value();
+      }
+      REQUIRE(all.scheduler.audit() == std::vector<std::string>{});
+    }
+    for (std::uint64_t each = 0; each < user; ++each)
+      REQUIRE(all.is_right(each));
+  }
+  MESSAGE(rounds << " rounds, " << waits << " waited, " << needless << " needlessly");
+  CHECK(needless == 0);
+}
+
 namespace {
 
 /// Attention of one token a block in two groups: four small blocks are a page, and one large block.
@@ -368,6 +438,67 @@ struct scattered : service<cache_type, false> {
 };
 
 }  // namespace
+
+TEST_CASE("a request whose hit takes pages that another group needs starts with less of the hit") {
+  // Requests that run together leave their small blocks in turn in each page, so a hit takes every page.
+  std::uint64_t fitting = 0;
+  std::uint64_t with_less = 0;
+  const auto running = [](std::uint64_t, std::size_t) { return false; };
+  const auto run = [&](std::uint64_t pages, std::uint64_t steps, std::uint64_t together,
+                       std::uint64_t other) {
+    service<cache_type, false> all({.groups = small_and_large,
+                                    .budget_bytes = 4 * (pages + 1),
+                                    .page_bytes = 4,
+                                    .max_sequences = 6,
+                                    .max_sequence_tokens = 32},
+                                   {.max_running = 5, .max_requests = 8, .max_step_tokens = 32});
+    for (std::uint64_t user = 0; user < together; ++user)
+      all.submit(user, {static_cast<token_id>(7 + user)});
+    for (std::uint64_t i = 0; i < steps; ++i)
+      all.step(running);
+    if (all.scheduler.stats().running != together || all.scheduler.stats().preempted != 0) return;
+    std::vector<token_id> text = all.engine.requests.at(0).tokens;
+    for (std::uint64_t user = together; user > 0; --user) {
+      all.scheduler.finish(all.tickets.at(user - 1)).value();
+      all.tickets.erase(user - 1);
+    }
+    all.submit(20, std::vector<token_id>(other, 5));
+    all.step(running);
+    if (all.scheduler.stats().running != 1) return;
+    const detail::scheduler_accounts<cache_type> accounts(all.cache);
+    auto needed = accounts.to_start(text, {}, 32, 0);
+    ++needed[0];  // the next token of the other request
+    ++needed[1];
+    const bool fits = !accounts.lack(needed, 0).any;
+    const std::uint64_t hit = all.cache.cached_tokens(std::span(text).first(text.size() - 1));
+    const std::uint64_t before = all.cache.stats().hit_tokens;
+    all.submit(21, std::move(text));
+    all.step(running);
+    REQUIRE(all.engine.wrong == 0);
+    REQUIRE(all.scheduler.audit() == std::vector<std::string>{});
+    if (!fits) return;
+    ++fitting;
+    CHECK(all.scheduler.stats().running == 2);
+    // The attempt with the whole hit is counted, too.
+    with_less += all.cache.stats().hit_tokens - before > hit ? 1U : 0U;
+  };
+  for (std::uint64_t pages = 8; pages < 16; ++pages) {
+    for (std::uint64_t steps = 1; steps < 6; ++steps) {
+      for (std::uint64_t together = 2; together < 6; ++together) {
+        for (std::uint64_t other = 1; other + 4 <= pages && steps + 5 <= pages; ++other) {
+          CAPTURE(pages);
+          CAPTURE(steps);
+          CAPTURE(together);
+          CAPTURE(other);
+          run(pages, steps, together, other);
+        }
+      }
+    }
+  }
+  MESSAGE(fitting << " fit without their hit, " << with_less << " of them only with a part of it");
+  CHECK(fitting > 100);
+  CHECK(with_less > 10);
+}
 
 TEST_CASE("a request whose blocks others scatter while it starts again starts once more") {
   scattered all;

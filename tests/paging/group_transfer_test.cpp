@@ -138,33 +138,110 @@ TEST_CASE("a sequence of several groups is sent bit for bit, and other sequences
   CHECK(found > 300);
 }
 
+TEST_CASE("only what the receiver lacks is sent, of windows and states only what the next token reads") {
+  std::uint64_t saved = 0;
+  std::uint64_t refused = 0;
+  for (const auto seed : seeds(150)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    group_side prefill(three_kinds, 40, 300);
+    group_side decode(three_kinds, 40, 300);
+    const std::vector<token_id> tokens = count_up(1, 1 + random.below(std::uint64_t{50}));
+    const std::size_t known = random.below(std::uint64_t{tokens.size()} + 1);
+    decode.cache.release(decode.write({tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(known)}))
+        .value();
+    const std::uint64_t cached = decode.cache.cached_tokens(tokens);
+    const std::uint64_t first = random.once_in(2) ? cached : random.below(std::uint64_t{tokens.size()} + 1);
+    const sequence_id sent = prefill.write(tokens);
+    wire whole;
+    wire line;
+    const std::uint64_t all =
+        export_sequence(prefill.cache, sent, tokens, prefill.memory(), whole.sink()).value();
+    const std::uint64_t part =
+        export_sequence(prefill.cache, sent, tokens, prefill.memory(), line.sink(), first).value();
+    // The blocks omitted, and which of them are cached there, counted from the tables.
+    std::uint64_t omitted = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t missing = 0;
+    for (std::size_t g = 0; g < three_kinds.size(); ++g) {
+      const auto table = prefill.cache.table(sent, g);
+      for (std::uint64_t i = 0; i < table.size(); ++i) {
+        const std::uint64_t end = (i + 1) * three_kinds[g].block_tokens;
+        if (table[i] == null_block || end > first) continue;
+        ++omitted;
+        bytes += three_kinds[g].block_bytes + sizeof(block_key);
+        missing += end > cached ? 1U : 0U;
+      }
+    }
+    CHECK(all - part + (first == 0 ? 0 : sizeof(std::uint64_t)) == bytes);
+    saved += bytes;
+    const auto received = import_sequence(decode.cache, decode.memory(), line.source());
+    REQUIRE(received.has_value() == (missing == 0));
+    if (!received) {
+      CHECK(received.code() == errc::missing_prefix);
+      CHECK(received.error().wanted == omitted);
+      CHECK(received.error().found == omitted - missing);
+      CHECK(decode.cache.stats().sequences == 0);
+      ++refused;
+      continue;
+    }
+    CHECK(line.at == line.bytes.size());
+    CHECK(received->reused_tokens == cached);
+    CHECK(decode.cache.tokens(received->sequence) == tokens.size());
+    CHECK(decode.holds(received->sequence, tokens));
+    decode.cache.release(received->sequence).value();
+    CHECK(decode.cache.audit().empty());
+  }
+  CHECK(saved > 10'000);
+  CHECK(refused > 20);
+  // A receiver with fewer tokens than promised, none of which the next token reads.
+  const std::array window{three_kinds[1]};
+  group_side prefill(window, 40, 300);
+  group_side decode(window, 40, 300);
+  const std::vector<token_id> tokens = count_up(1, 40);
+  wire line;
+  const sequence_id sent = prefill.write(tokens);
+  export_sequence(prefill.cache, sent, tokens, prefill.memory(), line.sink(), 16).value();
+  const auto received = import_sequence(decode.cache, decode.memory(), line.source());
+  REQUIRE(received);
+  CHECK(decode.holds(received->sequence, tokens));
+  CHECK(export_sequence(prefill.cache, sent, tokens, prefill.memory(), line.sink(), 41).code() ==
+        errc::past_the_end);
+}
+
 TEST_CASE("a stream of groups with any wrong bit, or cut anywhere, is refused and leaves nothing behind") {
   group_side prefill(three_kinds, 8, 300);
   const std::vector<token_id> tokens = count_up(1, 13);
-  wire line;
-  REQUIRE(export_sequence(prefill.cache, prefill.write(tokens), tokens, prefill.memory(), line.sink()));
-  group_side decode(three_kinds, 8, 300);
-  const auto refused = [&] {
-    const auto received = import_sequence(decode.cache, decode.memory(), line.source());
-    REQUIRE_FALSE(received);
-    const hybrid_stats now = decode.cache.stats();
-    REQUIRE(now.sequences == 0);
-    REQUIRE(now.registrations == 0);
-    REQUIRE(now.pages.active_bytes == 0);
-  };
-  for (std::size_t i = 0; i < line.bytes.size(); ++i) {
-    CAPTURE(i);
-    line.bytes[i] ^= std::byte{16};
-    refused();
-    line.bytes[i] ^= std::byte{16};
+  const sequence_id sent = prefill.write(tokens);
+  for (const std::uint64_t first : {0U, 8U}) {
+    CAPTURE(first);
+    wire line;
+    REQUIRE(export_sequence(prefill.cache, sent, tokens, prefill.memory(), line.sink(), first));
+    group_side decode(three_kinds, 8, 300);
+    decode.cache.release(decode.write(count_up(1, first))).value();
+    const std::uint64_t known = decode.cache.stats().registrations;
+    const auto refused = [&] {
+      const auto received = import_sequence(decode.cache, decode.memory(), line.source());
+      REQUIRE_FALSE(received);
+      const hybrid_stats now = decode.cache.stats();
+      REQUIRE(now.sequences == 0);
+      REQUIRE(now.registrations == known);
+      REQUIRE(now.pages.active_bytes == 0);
+    };
+    for (std::size_t i = 0; i < line.bytes.size(); ++i) {
+      CAPTURE(i);
+      line.bytes[i] ^= std::byte{1};
+      refused();
+      line.bytes[i] ^= std::byte{1};
+    }
+    const std::vector<std::byte> whole = line.bytes;
+    for (std::size_t size = 0; size < whole.size(); size += 7) {
+      line.bytes.assign(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size));
+      refused();
+    }
+    line.bytes = whole;
+    CHECK(import_sequence(decode.cache, decode.memory(), line.source()));
   }
-  const std::vector<std::byte> whole = line.bytes;
-  for (std::size_t size = 0; size < whole.size(); size += 7) {
-    line.bytes.assign(whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size));
-    refused();
-  }
-  line.bytes = whole;
-  CHECK(import_sequence(decode.cache, decode.memory(), line.source()));
 }
 
 TEST_CASE("a stream of groups is refused where the groups, the contents or the weights differ") {

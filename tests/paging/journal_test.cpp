@@ -286,6 +286,10 @@ TEST_CASE("every operation's arguments are written in the documented order, to t
       {journal_op::pin, number},
       {journal_op::unpin, number},
       {journal_op::limit_commits, join({sequence, limit})},
+      {journal_op::read_until, join({sequence, extra})},
+      {journal_op::limit_releases, join({sequence, limit})},
+      {journal_op::shortage, join({sequence, number, extra})},
+      {journal_op::batch_shortage, join({bytes_of({1}), sequence, tokens, bytes_of({22}), extra})},
   };
   for (std::size_t i = 0; i < all.size(); ++i) {
     CAPTURE(to_string(all[i].op));
@@ -297,7 +301,10 @@ TEST_CASE("every operation's arguments are written in the documented order, to t
         written.insert(written.end(), all.begin(), all.end());
       }
     } out;
-    detail::record_encoder(out, owner).open(all[i].op, given);
+    const auto format = detail::is_recorded(detail::journal_format::paged, all[i].op)
+                            ? detail::journal_format::paged
+                            : detail::journal_format::hybrid;
+    detail::record_encoder(out, owner, format).open(all[i].op, given);
     CHECK(out.written == join({bytes_of({static_cast<int>(i + 1) | 0x80}), all[i].arguments}));
   }
 }
@@ -488,7 +495,7 @@ TEST_CASE("bytes that are not a journal are refused with their offset and reason
   CHECK_THROWS_WITH_AS(journal_reader(text), "journal: offset 7: these bytes are not a journal",
                        journal_error);
   auto newer = header_payload({.blocks = 1});
-  newer[0] = std::byte{3};
+  newer[0] = std::byte{4};
   CHECK_THROWS_WITH_AS(journal_reader(framed({newer})),
                        "journal: offset 10 of the header: an unknown version of the format", journal_error);
   auto longer = header_payload({.blocks = 1});

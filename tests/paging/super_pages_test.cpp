@@ -330,6 +330,40 @@ TEST_CASE("waste is reported to the byte, by cause") {
   CHECK(kv.stats(0).padding_bytes == 0);
 }
 
+TEST_CASE(
+    "the order in which blocks will be handed out is visited: equal for equal lives, different for others") {
+  const auto order_of = [](const pool& kv) {
+    std::vector<std::uint64_t> words;
+    kv.visit_order([&](std::uint64_t word) { words.push_back(word); });
+    return words;
+  };
+  // The blocks of two pages freed in either order: the pages leave the stack the other way round.
+  const auto freed = [&](bool first_page_last, std::size_t left) {
+    pool kv = small_pool(3);
+    const auto blocks = take(kv, 0, 20);
+    const auto one = std::span(blocks).first(10);
+    const auto two = std::span(blocks).last(10).first(10 - left);
+    release(kv, first_page_last ? two : one);
+    release(kv, first_page_last ? one : two);
+    return kv;
+  };
+  CHECK(order_of(freed(true, 0)) == order_of(freed(true, 0)));
+  CHECK(order_of(freed(true, 0)) != order_of(freed(false, 0)));
+  // Free blocks of one page.
+  const auto lent = [&](std::size_t first, bool cached) {
+    pool kv = small_pool(2);
+    const auto blocks = take(kv, 0, 5);
+    if (cached) keep(kv, blocks);
+    release(kv, std::span(blocks).subspan(first, 1));
+    release(kv, std::span(blocks).subspan(1 - first, 1));
+    return kv;
+  };
+  for (const bool cached : {false, true}) {
+    CHECK(order_of(lent(0, cached)) == order_of(lent(0, cached)));
+    CHECK(order_of(lent(0, cached)) != order_of(lent(1, cached)));
+  }
+}
+
 TEST_CASE("a block comes from the fullest page, so that other pages become empty") {
   pool kv = small_pool(3);
   auto blocks = take(kv, 0, 30);

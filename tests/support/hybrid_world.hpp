@@ -40,6 +40,29 @@ namespace llmmem_tests {
   return true;
 }
 
+/// Up to four groups of any kinds, with blocks of different sizes.
+template <class Choices>
+std::vector<llmmem::layer_group> choose_groups(Choices& choices) {
+  std::vector<llmmem::layer_group> groups;
+  const std::uint64_t count = 1 + choices.below(std::uint64_t{4});
+  const std::uint32_t base = 1 + choices.below(std::uint32_t{4});
+  for (std::uint64_t i = 0; i < count; ++i) {
+    llmmem::layer_group each;
+    each.kind = llmmem::layer_kind(choices.below(std::uint32_t{4}));
+    each.reach = 1 + choices.below(std::uint64_t{12});
+    if (each.kind == llmmem::layer_kind::sliding_window && choices.once_in(3))
+      each.sinks = each.reach > 1 ? 1 + choices.below(std::uint64_t{6}) : 0;
+    if (each.kind == llmmem::layer_kind::state_snapshots && choices.once_in(2))
+      each.writes = llmmem::snapshot_times::end_of_step;
+    each.block_tokens = choices.once_in(3) ? base * (1 + choices.below(std::uint32_t{3})) : base;
+    // At least a cell a token.
+    each.block_bytes = each.block_tokens * (1 + choices.below(std::uint64_t{5})) +
+                       (choices.once_in(3) ? choices.below(std::uint64_t{7}) : 0);
+    groups.push_back(each);
+  }
+  return groups;
+}
+
 /// What the allocator says is cached, by group; the world adds what the cells then held.
 struct cached_group_contents {
   struct entry {
@@ -195,27 +218,6 @@ class hybrid_world {
     };
     std::vector<read> reads;
   };
-
-  static std::vector<llmmem::layer_group> choose_groups(Choices& choices) {
-    std::vector<llmmem::layer_group> groups;
-    const std::uint64_t count = 1 + choices.below(std::uint64_t{4});
-    const std::uint32_t base = 1 + choices.below(std::uint32_t{4});
-    for (std::uint64_t i = 0; i < count; ++i) {
-      llmmem::layer_group each;
-      each.kind = llmmem::layer_kind(choices.below(std::uint32_t{4}));
-      each.reach = 1 + choices.below(std::uint64_t{12});
-      if (each.kind == llmmem::layer_kind::sliding_window && choices.once_in(3))
-        each.sinks = each.reach > 1 ? 1 + choices.below(std::uint64_t{6}) : 0;
-      if (each.kind == llmmem::layer_kind::state_snapshots && choices.once_in(2))
-        each.writes = llmmem::snapshot_times::end_of_step;
-      each.block_tokens = choices.once_in(3) ? base * (1 + choices.below(std::uint32_t{3})) : base;
-      // At least a cell a token.
-      each.block_bytes = each.block_tokens * (1 + choices.below(std::uint64_t{5})) +
-                         (choices.once_in(3) ? choices.below(std::uint64_t{7}) : 0);
-      groups.push_back(each);
-    }
-    return groups;
-  }
 
   [[nodiscard]] llmmem::hybrid_options choose_options() {
     std::uint64_t largest = 0;

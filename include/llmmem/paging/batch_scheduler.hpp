@@ -360,7 +360,9 @@ class batch_scheduler {
   /// The outcome of an attempt to start a request.
   enum class attempt : std::uint8_t { done, no_space, swap_lost };
   bool start(std::uint32_t place) noexcept;
-  attempt try_start(std::uint32_t place, bool matches, bool may_split) noexcept;
+  attempt start_with_less(std::uint32_t place, bool may_split) noexcept;
+  attempt try_start(std::uint32_t place, std::uint64_t most_cached, bool may_split) noexcept;
+  [[nodiscard]] bool fits_in_small_steps(const request& next) const noexcept;
   bool bring_back(request& starting, std::span<const token_id> tokens) noexcept;
   bool reserve_saved(request& starting, std::span<const token_id> tokens, std::uint64_t most) noexcept;
   bool write_saved(request& starting, std::uint64_t first) noexcept;

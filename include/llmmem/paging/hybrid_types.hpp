@@ -65,11 +65,7 @@ struct group_copy {
 };
 
 /// The growth of one sequence of a batch.
-struct hybrid_growth {
-  sequence_id sequence{};
-  std::span<const token_id> tokens{};
-  std::uint64_t unknown_tokens = 0;  ///< tokens without given values, as in `extend`, after `tokens`
-};
+using hybrid_growth = paging::growth;
 
 /// The result of `append`.
 struct hybrid_append {

@@ -1,16 +1,19 @@
 /// @file
-/// `journaled`: a paged cache that records every operation and its outcome, so that a replay reaches the same
+/// `journaled`: a cache that records every operation and its outcome, so that a replay reaches the same
 /// state.
 #pragma once
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/paging/compaction.hpp>
-#include <llmmem/paging/detail/journal_execute.hpp>
+#include <llmmem/paging/detail/journal_digest.hpp>
 #include <llmmem/paging/detail/journal_fences.hpp>
+#include <llmmem/paging/detail/journal_format.hpp>
 #include <llmmem/paging/detail/journal_record.hpp>
 #include <llmmem/paging/detail/journal_writer.hpp>
+#include <llmmem/paging/hybrid_types.hpp>
 #include <llmmem/paging/journal_types.hpp>
+#include <llmmem/paging/layer_group.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/fence.hpp>
@@ -28,7 +31,8 @@ inline namespace v0 {
 
 namespace paging {
 
-/// A `paged_allocator` with a journal: the same operations, each recorded with its arguments and its outcome.
+/// A `paged_allocator` or a `hybrid_allocator` with a journal: the same operations, each recorded with its
+/// arguments and its outcome.
 ///
 ///     struct traced : llmmem::paged_traits { using fence = llmmem::recorded_fence; };
 ///     llmmem::paging::journaled<llmmem::paged_allocator<traced>, llmmem::memory_journal> cache(
@@ -41,6 +45,10 @@ namespace paging {
 /// the moments at which fences passed. So the journal keeps the real fences and gives the allocator
 /// `recorded_fence`s. Before each operation the journal checks which fences have passed, and records them.
 ///
+/// A `hybrid_allocator` may keep any fence that it was given, so its journal keeps the fences that have not
+/// passed: 8 x `max_sequences` of them, consecutive equal ones counted once. A call with one fence more is
+/// refused with `errc::deferred_full`, has changed nothing, and is not recorded.
+///
 /// **Pressure.** `options.pressure` may call this object, as it may call the allocator. The journal records
 /// these operations inside the operation that caused the pressure, and a replay repeats them there.
 ///
@@ -48,10 +56,10 @@ namespace paging {
 ///
 /// **Format.** Eight bytes `llmmem J`, then frames: length, payload, CRC-32C over both and all previous
 /// frames. Numbers are LEB128 varints, keys and digests little-endian. Frame 0 is the header, with the
-/// format's version; each further frame is a record. The journal ends at the first frame that is truncated,
-/// changed, missing or out of place.
+/// format's version (2 for a `paged_allocator`, 3 for a `hybrid_allocator`); each further frame is a record.
+/// The journal ends at the first frame that is truncated, changed, missing or out of place.
 ///
-/// @tparam Cache  a `paged_allocator` whose `Traits::fence` is `recorded_fence`.
+/// @tparam Cache  a `paged_allocator` or `hybrid_allocator` whose `Traits::fence` is `recorded_fence`.
 /// @tparam Sink   a `journal_sink`.
 /// @tparam Fence  the fence of the engine's kernels, trivially copyable.
 ///
@@ -64,24 +72,33 @@ namespace paging {
 template <class Cache, journal_sink Sink, fence Fence = host_fence>
 class journaled {
  public:
+  using options_type = typename detail::types_of<Cache>::options;
+  using append_type = typename detail::types_of<Cache>::grown;  ///< the result of `append`
+  using leave_type = typename detail::types_of<Cache>::leave;   ///< the watermark of `append_batch`
+  using stats_type = typename detail::types_of<Cache>::stats;
+
+  /// Whether the cache has groups of layers, and so no keys from outside, no compaction and no resizing.
+  static constexpr bool is_hybrid = detail::journaled_hybrid_cache<Cache>;
+
   static_assert(std::is_same_v<typename Cache::fence_type, recorded_fence>,
                 "Traits::fence of a journaled cache must be recorded_fence");
 
   /// @param configuration  for the header: the policies' names, or anything else a replay needs.
-  /// @param policies  the arguments of the allocator's constructor after the options: eviction, observer.
+  /// @param policies  the arguments of the allocator's constructor after the options: eviction (of a
+  ///   `hybrid_allocator`: what makes it), observer.
   template <class... Policies>
-  journaled(const paged_options& options, Sink sink, std::string_view configuration = {},
+  journaled(const options_type& options, Sink sink, std::string_view configuration = {},
             Policies&&... policies)
-      : pressure_(options.pressure),
+      : pressure_(pressure_of(options)),
         cache_(watched(options), std::forward<Policies>(policies)...),
-        fences_(std::uint64_t{options.max_sequences} * 4, options.metadata),
-        journal_(std::move(sink)) {
+        fences_(std::uint64_t{options.max_sequences} * detail::types_of<Cache>::fences, options.metadata),
+        journal_(std::move(sink), format) {
     journal_.header(options, configuration);
   }
   journaled(const journaled&) = delete;
   journaled& operator=(const journaled&) = delete;
 
-  // The operations, see `paged_allocator`
+  // The operations, see `paged_allocator` and `hybrid_allocator`
 
   result<sequence_id> create(const prefix_context& context = {}, const request_hints& hints = {}) noexcept {
     return run(journal_op::create, {.context = context, .hints = hints}, [&]() noexcept {
@@ -98,7 +115,7 @@ class journaled {
                [&]() noexcept { return cache_.release(sequence); });
   }
   result<void> release_after(sequence_id sequence, const Fence& after) noexcept {
-    const bool waits = !cache_.blocks(sequence).empty();
+    const bool waits = blocks_held(sequence) != 0;
     return run_after(journal_op::release_after, {.sequence = sequence}, after,
                      [&](const recorded_fence& point) noexcept {
                        const auto done = cache_.release_after(sequence, point);
@@ -113,15 +130,17 @@ class journaled {
     return run(journal_op::match, {.sequence = sequence, .tokens = tokens},
                [&]() noexcept { return cache_.match(sequence, tokens); });
   }
-  result<match_result> match(sequence_id sequence, const keyed_blocks& prompt) noexcept {
+  result<match_result> match(sequence_id sequence, const keyed_blocks& prompt) noexcept
+    requires(!is_hybrid)
+  {
     return run(journal_op::match_keys, {.sequence = sequence, .keyed = prompt},
                [&]() noexcept { return cache_.match(sequence, prompt); });
   }
-  result<append_result> append(sequence_id sequence, std::span<const token_id> tokens) noexcept {
+  result<append_type> append(sequence_id sequence, std::span<const token_id> tokens) noexcept {
     return run(journal_op::append, {.sequence = sequence, .tokens = tokens},
                [&]() noexcept { return cache_.append(sequence, tokens); });
   }
-  result<append_result> extend(sequence_id sequence, std::uint64_t count) noexcept {
+  result<append_type> extend(sequence_id sequence, std::uint64_t count) noexcept {
     return run(journal_op::extend, {.sequence = sequence, .number = count},
                [&]() noexcept { return cache_.extend(sequence, count); });
   }
@@ -129,13 +148,24 @@ class journaled {
     return run(journal_op::name_tokens, {.sequence = sequence, .tokens = tokens},
                [&]() noexcept { return cache_.name_tokens(sequence, tokens); });
   }
-  result<void> append_batch(std::span<const growth> batch, std::span<append_result> out,
-                            std::uint64_t leave = 0) noexcept {
-    const detail::journal_arguments given{.number = leave, .extra = out.size(), .batch = batch};
+  result<void> append_batch(std::span<const growth> batch, std::span<append_type> out,
+                            leave_type leave = {}) noexcept {
+    detail::journal_arguments given{.extra = out.size(), .batch = batch};
+    if constexpr (is_hybrid) {
+      given.leave = leave;
+    } else {
+      given.number = leave;
+    }
     interruptible now(*this, journal_op::append_batch, given);
     const auto done = cache_.append_batch(batch, out, leave);
     detail::journal_outcome came = detail::outcome_of(done);
-    if (done) came.batch = out;
+    if (done) {
+      if constexpr (is_hybrid) {
+        came.grown = out;
+      } else {
+        came.batch = out;
+      }
+    }
     now.end(came);
     return done;
   }
@@ -146,9 +176,9 @@ class journaled {
   result<void> truncate_after(sequence_id sequence, std::uint64_t tokens, const Fence& after) noexcept {
     return run_after(journal_op::truncate_after, {.sequence = sequence, .number = tokens}, after,
                      [&](const recorded_fence& point) noexcept {
-                       const std::size_t before = cache_.blocks(sequence).size();
+                       const std::size_t before = blocks_held(sequence);
                        const auto done = cache_.truncate_after(sequence, tokens, point);
-                       return std::pair(done, done && cache_.blocks(sequence).size() != before);
+                       return std::pair(done, done && blocks_held(sequence) != before);
                      });
   }
 
@@ -159,7 +189,9 @@ class journaled {
     return run(journal_op::commit, {.sequence = sequence, .number = written},
                [&]() noexcept { return cache_.commit(sequence, written); });
   }
-  result<std::uint64_t> commit(sequence_id sequence, const keyed_blocks& contents) noexcept {
+  result<std::uint64_t> commit(sequence_id sequence, const keyed_blocks& contents) noexcept
+    requires(!is_hybrid)
+  {
     return run(journal_op::commit_keys, {.sequence = sequence, .keyed = contents},
                [&]() noexcept { return cache_.commit(sequence, contents); });
   }
@@ -191,7 +223,9 @@ class journaled {
                 [&]() noexcept { return result<std::uint64_t>(cache_.expect(tokens, context, next_use)); });
   }
   std::uint64_t expect(const keyed_blocks& prompt, const prefix_context& context,
-                       std::uint64_t next_use) noexcept {
+                       std::uint64_t next_use) noexcept
+    requires(!is_hybrid)
+  {
     return *run(journal_op::expect_keys, {.context = context, .keyed = prompt, .number = next_use},
                 [&]() noexcept { return result<std::uint64_t>(cache_.expect(prompt, context, next_use)); });
   }
@@ -234,16 +268,49 @@ class journaled {
     return run(journal_op::limit_commits, {.sequence = sequence, .number = tokens},
                [&]() noexcept { return cache_.limit_commits(sequence, tokens); });
   }
-  result<std::uint64_t> resize(std::uint64_t blocks) noexcept {
+  result<std::uint64_t> resize(std::uint64_t blocks) noexcept
+    requires(!is_hybrid)
+  {
     return run(journal_op::resize, {.number = blocks}, [&]() noexcept { return cache_.resize(blocks); });
   }
   template <move_copier Copy>
+    requires(!is_hybrid)
   result<std::uint64_t> compact(std::span<const block_move> moves, Copy&& copy, std::size_t group = 0) {
     const detail::journal_arguments given{.number = group, .moves = moves};
     interruptible now(*this, journal_op::compact, given);
     const auto done = cache_.compact(moves, copy, group);
     now.end(detail::outcome_of(done));
     return done;
+  }
+
+  // The operations that only a `hybrid_allocator` has
+
+  result<void> read_until(sequence_id sequence, const Fence& after) noexcept
+    requires is_hybrid
+  {
+    return run_after(journal_op::read_until, {.sequence = sequence}, after,
+                     [&](const recorded_fence& point) noexcept {
+                       return std::pair(cache_.read_until(sequence, point), true);
+                     });
+  }
+  result<void> limit_releases(sequence_id sequence, std::uint64_t tokens) noexcept
+    requires is_hybrid
+  {
+    return run(journal_op::limit_releases, {.sequence = sequence, .number = tokens},
+               [&]() noexcept { return cache_.limit_releases(sequence, tokens); });
+  }
+  /// Recorded, because it releases blocks that no later token reads.
+  result<bool> shortage(sequence_id sequence, std::uint64_t count, std::span<group_shortage> out) noexcept
+    requires is_hybrid
+  {
+    return run_shortage(journal_op::shortage, {.sequence = sequence, .number = count, .extra = out.size()},
+                        out, [&]() noexcept { return cache_.shortage(sequence, count, out); });
+  }
+  result<bool> shortage(std::span<const growth> batch, std::span<group_shortage> out) noexcept
+    requires is_hybrid
+  {
+    return run_shortage(journal_op::batch_shortage, {.extra = out.size(), .batch = batch}, out,
+                        [&]() noexcept { return cache_.shortage(batch, out); });
   }
 
   // The journal
@@ -273,13 +340,27 @@ class journaled {
     return cache_.prefix_tokens(sequence);
   }
   [[nodiscard]] std::uint64_t epoch() const noexcept { return cache_.epoch(); }
-  [[nodiscard]] std::span<const block_id> blocks(sequence_id sequence) const noexcept LLMMEM_LIFETIMEBOUND {
+  [[nodiscard]] std::span<const block_id> blocks(sequence_id sequence) const noexcept LLMMEM_LIFETIMEBOUND
+    requires(!is_hybrid)
+  {
     return cache_.blocks(sequence);
   }
-  [[nodiscard]] paged_stats stats() const noexcept { return cache_.stats(); }
+  [[nodiscard]] std::span<const block_id> table(sequence_id sequence,
+                                                std::size_t group) const noexcept LLMMEM_LIFETIMEBOUND
+    requires is_hybrid
+  {
+    return cache_.table(sequence, group);
+  }
+  [[nodiscard]] std::span<const layer_group> groups() const noexcept LLMMEM_LIFETIMEBOUND
+    requires is_hybrid
+  {
+    return cache_.groups();
+  }
+  [[nodiscard]] stats_type stats() const noexcept { return cache_.stats(); }
 
  private:
   class interruptible;
+  static constexpr detail::journal_format format = detail::format_of<Cache>;
 
   template <class Operation>
   auto run(journal_op op, const detail::journal_arguments& given, Operation&& operation) noexcept {
@@ -289,18 +370,53 @@ class journaled {
     return done;
   }
 
+  /// @param operation  takes the recorded fence; returns its result, and whether blocks wait for the fence.
   template <class Operation>
   auto run_after(journal_op op, detail::journal_arguments given, const Fence& after,
                  Operation&& operation) noexcept {
-    given.extra = fences_.issue();
+    if constexpr (is_hybrid) {
+      interruptible now(*this, op, given);
+      using outcome = decltype(operation(recorded_fence{}).first);
+      const auto point = fences_.keep(after);
+      if (!point) return outcome(failure{errc::deferred_full, 0, 1, 0, cache_.name().c_str()});
+      given.extra = *point;
+      const outcome done = operation(recorded_fence{fences_.passed(), given.extra}).first;
+      now.end(detail::outcome_of(done));
+      return done;
+    } else {
+      given.extra = fences_.issue();
+      interruptible now(*this, op, given);
+      const auto [done, waits] = operation(recorded_fence{fences_.passed(), given.extra});
+      if (waits) fences_.wait_for(after, given.extra);
+      now.end(detail::outcome_of(done));
+      return done;
+    }
+  }
+
+  template <class Operation>
+  result<bool> run_shortage(journal_op op, const detail::journal_arguments& given,
+                            std::span<group_shortage> out, Operation&& operation) noexcept {
     interruptible now(*this, op, given);
-    const auto [done, waits] = operation(recorded_fence{fences_.passed(), given.extra});
-    if (waits) fences_.wait_for(after, given.extra);
-    now.end(detail::outcome_of(done));
+    const result<bool> done = operation();
+    now.end({.why = done.error(), .numbers = {*done ? 1U : 0U}, .lacks = out});
     return done;
   }
 
-  [[nodiscard]] paged_options watched(paged_options options) noexcept;
+  [[nodiscard]] std::size_t blocks_held(sequence_id sequence) const noexcept {
+    if constexpr (is_hybrid) {
+      return 0;  // the fence is kept in any case
+    } else {
+      return cache_.blocks(sequence).size();
+    }
+  }
+  [[nodiscard]] static pressure_callback pressure_of(const options_type& options) noexcept {
+    if constexpr (is_hybrid) {
+      return {};  // `shortage` reports what each group lacks
+    } else {
+      return options.pressure;
+    }
+  }
+  [[nodiscard]] options_type watched(options_type options) noexcept;
   static bool on_pressure(void* context, const block_shortage& shortage) noexcept;
 
   /// @param encode  called with the encoder of the record.

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 
 namespace llmmem {
 inline namespace v0 {
@@ -24,17 +25,26 @@ struct journal_end {
   std::string reason;         ///< empty: no bytes follow; otherwise what is wrong with them
 };
 
+namespace paging {
+
 /// Reads a journal record by record, and stops at the first damaged byte.
 ///
 /// A bad tail is the normal result of a crash, not an error; `end()` describes it. The reader detects every
 /// damage of up to 32 consecutive bits, and all other damage except one case in 2^32.
 ///
-/// @par Errors   the constructor throws `journal_error` for bytes whose header cannot be read; `next` throws
-///   only `std::bad_alloc`. No input causes undefined behaviour, and memory use stays a small multiple of the
-///   input's length.
-class journal_reader {
+/// @par Errors   the constructor throws `journal_error` for bytes whose header cannot be read, and for the
+///   journal of the other allocator; `next` throws only `std::bad_alloc`. No input causes undefined
+///   behaviour, and memory use stays a small multiple of the input's length.
+///
+/// @tparam Header  `journal_header`, or `hybrid_journal_header`: that of a `hybrid_allocator`'s journal.
+template <class Header>
+class basic_journal_reader {
  public:
-  explicit journal_reader(std::span<const std::byte> bytes) : bytes_(bytes) {
+  static constexpr detail::journal_format format = std::is_same_v<Header, hybrid_journal_header>
+                                                       ? detail::journal_format::hybrid
+                                                       : detail::journal_format::paged;
+
+  explicit basic_journal_reader(std::span<const std::byte> bytes) : bytes_(bytes) {
     const auto magic = bytes.first(
         bytes.size() < detail::journal_magic.size() ? bytes.size() : detail::journal_magic.size());
     for (std::size_t i = 0; i < detail::journal_magic.size(); ++i) {
@@ -55,13 +65,13 @@ class journal_reader {
     accept();
   }
 
-  [[nodiscard]] const journal_header& header() const noexcept { return header_; }
+  [[nodiscard]] const Header& header() const noexcept { return header_; }
 
   /// Reads the next record; returns false at the end.
   bool next() {
     if (!end_.reason.empty() || end_.offset == bytes_.size()) return false;
     detail::byte_cursor in = frame();
-    if (in.ok()) detail::record_decoder(in, record_).record();
+    if (in.ok()) detail::record_decoder(in, record_, format).record();
     if (!in.ok()) {
       end_.reason = "record " + std::to_string(end_.records + 1) + ", offset " + std::to_string(in.offset()) +
                     ": " + in.why();
@@ -106,13 +116,21 @@ class journal_reader {
   }
 
   std::span<const std::byte> bytes_;
-  journal_header header_;
+  Header header_;
   detail::owned_record record_;
   journal_end end_;
   std::uint32_t crc_ = 0;
   std::uint32_t next_crc_ = 0;
   std::uint64_t next_offset_ = 0;
 };
+
+/// Reads the journal of a `hybrid_allocator`.
+using hybrid_journal_reader = basic_journal_reader<hybrid_journal_header>;
+
+}  // namespace paging
+
+/// Reads the journal of a `paged_allocator`.
+using journal_reader = paging::basic_journal_reader<journal_header>;
 
 }  // namespace v0
 }  // namespace llmmem

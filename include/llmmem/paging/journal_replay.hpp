@@ -3,7 +3,9 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/paging/detail/journal_digest.hpp>
 #include <llmmem/paging/detail/journal_execute.hpp>
+#include <llmmem/paging/detail/journal_format.hpp>
 #include <llmmem/paging/detail/journal_record.hpp>
 #include <llmmem/paging/journal_reader.hpp>
 #include <llmmem/paging/journal_types.hpp>
@@ -54,14 +56,11 @@ namespace detail {
   return text + ")";
 }
 
-[[nodiscard]] inline std::vector<std::uint64_t> numbers_of(journal_op op, const journal_outcome& came) {
+[[nodiscard]] inline std::vector<std::uint64_t> numbers_of(journal_format format, journal_op op,
+                                                           const journal_outcome& came) {
   std::vector<std::uint64_t> out;
   if (came.why.code != errc::ok) return out;
-  out.assign(came.numbers.begin(), came.numbers.begin() + static_cast<std::ptrdiff_t>(outcome_numbers(op)));
-  for (const append_result& grown : came.batch) {
-    const auto each = numbers_of(grown);
-    out.insert(out.end(), each.begin(), each.end());
-  }
+  each_number(format, op, came, [&](std::uint64_t number) { out.push_back(number); });
   return out;
 }
 
@@ -74,10 +73,12 @@ namespace paging {
 template <class Cache>
 class replayed {
  public:
+  using header_type = typename detail::types_of<Cache>::header;
+
   /// @see replay
   template <class Make>
   replayed(std::span<const std::byte> bytes, Make&& make, std::uint64_t records)
-      : reader_(bytes), cache_(make(header_for_replay())) {
+      : reader_(bytes), cache_(make(header_for_replay())), executor_(cache_, passed_) {
     while (!divergence_ && reader_.end().records < records && reader_.next())
       repeat();
   }
@@ -86,7 +87,7 @@ class replayed {
 
   [[nodiscard]] Cache& cache() noexcept { return cache_; }
   [[nodiscard]] const Cache& cache() const noexcept { return cache_; }
-  [[nodiscard]] const journal_header& header() const noexcept { return reader_.header(); }
+  [[nodiscard]] const header_type& header() const noexcept { return reader_.header(); }
   /// Where the journal, or the requested part of it, ended; a divergent record is counted.
   [[nodiscard]] const journal_end& end() const noexcept { return reader_.end(); }
   /// The first outcome that differs from the recorded one; nothing after it was replayed.
@@ -97,27 +98,29 @@ class replayed {
   }
   /// Returns the present handle of the sequence that `recorded` named.
   [[nodiscard]] sequence_id handle(sequence_id recorded) const noexcept {
-    recorded.owner = owner_;
+    recorded.owner = executor_.owner();
     return recorded;
   }
 
   /// Ends all sequences and pins, and drops all references that wait for fences, because the kernels that
   /// used them ended with the process. Cached contents stay, idle.
   void release_all() noexcept {
+    passed_ = ~std::uint64_t{0};
+    cache_.collect();
     for (const sequence_id each : sequences_)
       static_cast<void>(cache_.release(each));
     sequences_.clear();
     for (; !pinned_.empty(); pinned_.pop_back())
       static_cast<void>(cache_.unpin(pinned_.back()));
-    passed_ = ~std::uint64_t{0};
-    cache_.collect();
   }
 
  private:
-  [[nodiscard]] const journal_header& header_for_replay() noexcept {
+  [[nodiscard]] const header_type& header_for_replay() {
     header_ = reader_.header();
-    header_.options.pressure.call = &replayed::on_pressure;
-    header_.options.pressure.context = this;
+    if constexpr (!detail::journaled_hybrid_cache<Cache>) {
+      header_.options.pressure.call = &replayed::on_pressure;
+      header_.options.pressure.context = this;
+    }
     return header_;
   }
 
@@ -125,14 +128,14 @@ class replayed {
   void repeat() {
     if (!reader_.record().is_open) {
       const bool was_open = std::exchange(is_open_, false);
-      finish(reader_.record(), detail::execute(cache_, reader_.record(), owner_, passed_, grown_));
+      finish(reader_.record(), executor_.execute(reader_.record(), results_));
       is_open_ = was_open;
       return;
     }
     detail::owned_record again = std::move(reader_.record());
-    std::vector<append_result> grown;
+    detail::journal_results<Cache> results;
     const bool was_open = std::exchange(is_open_, true);
-    const detail::journal_outcome came = detail::execute(cache_, again, owner_, passed_, grown);
+    const detail::journal_outcome came = executor_.execute(again, results);
     is_open_ = was_open;
     if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
     if (divergence_ || !reader_.next()) return;  // truncated inside the operation: no outcome was recorded
@@ -157,7 +160,8 @@ class replayed {
         return diverge("state " + std::to_string(again.given.number), "state " + std::to_string(digest));
       }
       default: {
-        const std::vector<std::uint64_t> numbers = detail::numbers_of(again.op, came);
+        const std::vector<std::uint64_t> numbers =
+            detail::numbers_of(detail::format_of<Cache>, again.op, came);
         if (came.why != again.why || numbers != again.numbers) {
           return diverge(detail::outcome_text(again.why, again.numbers, cache_.name()),
                          detail::outcome_text(came.why, numbers, cache_.name()), again.op);
@@ -234,19 +238,19 @@ class replayed {
       sequences_.erase(place);
       return;
     }
-    sequences_.insert(place, {slot, static_cast<std::uint32_t>(came.numbers[1]), owner_});
+    sequences_.insert(place, {slot, static_cast<std::uint32_t>(came.numbers[1]), executor_.owner()});
   }
 
-  journal_reader reader_;
-  journal_header header_;
+  basic_journal_reader<header_type> reader_;
+  header_type header_;
   std::uint64_t passed_ = 0;  // read by the cache's fences
   Cache cache_;
+  detail::record_executor<Cache> executor_;
   std::vector<sequence_id> sequences_;
   std::vector<block_id> pinned_;
-  std::vector<append_result> grown_;
+  detail::journal_results<Cache> results_;
   std::optional<journal_divergence> divergence_;
   std::exception_ptr failed_;  // thrown by a callback, which may not let it escape
-  std::uint32_t owner_ = 0;
   std::uint32_t depth_ = 0;
   bool is_open_ = false;  // the running operation was interrupted
 };
@@ -270,12 +274,26 @@ class replayed {
 /// @par Complexity   that of the operations; allocates.
 /// @par Errors   `journal_error` for a header that cannot be read, what `make` throws, `std::bad_alloc`.
 template <class Make>
+  requires std::is_invocable_v<Make&, const journal_header&>
 [[nodiscard]] auto replay(std::span<const std::byte> bytes, Make&& make, std::uint64_t records = unlimited) {
   using cache_type = std::invoke_result_t<Make&, const journal_header&>;
   static_assert(std::is_same_v<typename cache_type::fence_type, recorded_fence>,
                 "Traits::fence of a cache to replay into must be recorded_fence");
   return replayed<cache_type>(bytes, make, records);
 }
+
+/// The same for the journal of a `hybrid_allocator`: `make` takes a `const hybrid_journal_header&`. The type
+/// of its parameter selects the journal, so it is not `auto`.
+template <class Make>
+  requires(!std::is_invocable_v<Make&, const journal_header&> &&
+           std::is_invocable_v<Make&, const hybrid_journal_header&>)
+[[nodiscard]] auto replay(std::span<const std::byte> bytes, Make&& make, std::uint64_t records = unlimited) {
+  using cache_type = std::invoke_result_t<Make&, const hybrid_journal_header&>;
+  static_assert(std::is_same_v<typename cache_type::fence_type, recorded_fence>,
+                "Traits::fence of a cache to replay into must be recorded_fence");
+  return replayed<cache_type>(bytes, make, records);
+}
+
 }  // namespace paging
 
 template <class Cache>

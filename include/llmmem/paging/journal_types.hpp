@@ -6,6 +6,8 @@
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/metadata.hpp>
+#include <llmmem/paging/hybrid_types.hpp>
+#include <llmmem/paging/layer_group.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/space/fence.hpp>
 
@@ -17,6 +19,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace llmmem {
 inline namespace v0 {
@@ -60,12 +64,16 @@ enum class journal_op : std::uint8_t {
   pin = 35,
   unpin = 36,
   limit_commits = 37,
+  read_until = 38,  ///< this one and those after it: of a `hybrid_allocator`
+  limit_releases = 39,
+  shortage = 40,
+  batch_shortage = 41,
 };
-inline constexpr journal_op last_journal_op = journal_op::limit_commits;
+inline constexpr journal_op last_journal_op = journal_op::batch_shortage;
 
 /// Returns the name of the operation in error texts.
 [[nodiscard]] constexpr std::string_view to_string(journal_op op) noexcept {
-  constexpr std::array<std::string_view, 38> names{"",
+  constexpr std::array<std::string_view, 42> names{"",
                                                    "create",
                                                    "fork",
                                                    "release",
@@ -102,7 +110,11 @@ inline constexpr journal_op last_journal_op = journal_op::limit_commits;
                                                    "name_tokens",
                                                    "pin",
                                                    "unpin",
-                                                   "limit_commits"};
+                                                   "limit_commits",
+                                                   "read_until",
+                                                   "limit_releases",
+                                                   "shortage",
+                                                   "shortage"};
   const auto number = static_cast<std::size_t>(op);
   return number != 0 && number < names.size() ? names[number] : "unknown operation";
 }
@@ -112,15 +124,57 @@ inline constexpr std::uint32_t max_pressure_depth = 16;
 [[deprecated("its name is max_pressure_depth")]] inline constexpr std::uint32_t most_pressure_depth =
     max_pressure_depth;
 
-/// The version of the format: the only one written or read.
+/// The version of the format in which a `paged_allocator` is recorded: the only one written or read.
 inline constexpr std::uint32_t journal_version = 2;
+/// The version in which a `hybrid_allocator` is recorded.
+inline constexpr std::uint32_t hybrid_journal_version = 3;
 
-/// The header of a journal. Of `options.pressure` only `low` is recorded, of `options.metadata` nothing.
+/// The header of a `paged_allocator`'s journal. Of `options.pressure` only `low` is recorded, of
+/// `options.metadata` nothing.
 struct journal_header {
   std::uint32_t version = journal_version;
   paged_options options{};
   std::string configuration;  ///< free text of the engine: the policies' names, a build, a model
 };
+
+namespace paging {
+
+/// The header of a `hybrid_allocator`'s journal. `options.groups` refers to `groups`, in copies too.
+struct hybrid_journal_header {
+  std::uint32_t version = hybrid_journal_version;
+  hybrid_options options{};  ///< `metadata` is not recorded
+  std::string configuration;
+  std::vector<layer_group> groups;
+  std::vector<std::string> names;  ///< of the groups
+
+  hybrid_journal_header() = default;
+  hybrid_journal_header(const hybrid_journal_header& other)
+      : version(other.version),
+        options(other.options),
+        configuration(other.configuration),
+        groups(other.groups),
+        names(other.names) {
+    bind();
+  }
+  hybrid_journal_header(hybrid_journal_header&&) noexcept = default;  // the vectors keep their memory
+  hybrid_journal_header& operator=(hybrid_journal_header other) noexcept {
+    version = other.version;
+    options = std::move(other.options);
+    configuration = std::move(other.configuration);
+    groups = std::move(other.groups);
+    names = std::move(other.names);
+    return *this;
+  }
+
+  /// Lets the options refer to `groups`, and these to `names`.
+  void bind() noexcept {
+    for (std::size_t g = 0; g < groups.size() && g < names.size(); ++g)
+      groups[g].name = names[g];
+    options.groups = groups;
+  }
+};
+
+}  // namespace paging
 
 /// A journal that cannot be read at all; the text has the offset and the reason.
 class journal_error : public error {

@@ -8,6 +8,7 @@
 #include <llmmem/paging/journal_replay.hpp>
 #include <llmmem/paging/journal_types.hpp>
 #include <llmmem/paging/paged_allocator.hpp>
+#include <llmmem/paging/what_if_result.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -32,26 +33,6 @@ struct what_if_traits : paged_traits {
 struct what_if_options {
   std::optional<std::uint64_t> blocks{};  ///< if set, the journal's `resize` calls are skipped
   std::optional<std::uint64_t> max_idle_blocks{};
-};
-
-/// The result for one configuration.
-struct what_if_result {
-  std::string policy;
-  std::uint64_t requested_tokens = 0;  ///< of the matched prompts
-  std::uint64_t requested_blocks = 0;  ///< see `paged_stats`
-  std::uint64_t hit_tokens = 0;
-  std::uint64_t hit_blocks = 0;
-  std::uint64_t evictions = 0;
-  std::uint64_t sequences = 0;  ///< created or forked
-  std::uint64_t skipped = 0;    ///< of those, sequences dropped because this cache had no space for them
-
-  /// The share of the prompts' tokens that need not be computed; 0 when there were none.
-  [[nodiscard]] double hit_ratio() const noexcept {
-    return requested_tokens == 0 ? 0.0
-                                 : static_cast<double>(hit_tokens) / static_cast<double>(requested_tokens);
-  }
-
-  friend bool operator==(const what_if_result&, const what_if_result&) noexcept = default;
 };
 
 /// Runs a journal's operations under each of `policies`, and returns the hits of each.

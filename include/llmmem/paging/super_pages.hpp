@@ -211,6 +211,12 @@ class super_page_pool {
   [[nodiscard]] super_page_group_stats stats(std::size_t group) const noexcept;
   [[nodiscard]] super_page_stats stats() const noexcept;
 
+  /// Calls `visit(std::uint64_t)` with what decides which blocks the pool hands out next, except the state of
+  /// the eviction policies: free pages in their order, each page's group and free blocks, and the order of
+  /// the pages and of idle blocks in their lists. Equal for pools made by the same operations. O(block ids).
+  template <class Visit>
+  void visit_order(Visit&& visit) const noexcept;
+
   /// Proves the pool's invariants: each page is free or counted with its group; each of its blocks is active,
   /// idle or free, as the page counts them; the page is in the lists it belongs to; and every byte of the
   /// budget is accounted for. Returns one sentence for each violation. O(block ids); allocates.

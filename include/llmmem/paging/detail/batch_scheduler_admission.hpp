@@ -44,7 +44,7 @@ void batch_scheduler<Cache, Client, Order>::admit_waiting(scheduled_step& out) n
     if (!fits && cache_->collect() != 0) continue;  // the blocks collected may be enough
     if constexpr (accounts::is_grouped) {
       // Alone, it may go in smaller steps than the count assumes.
-      fits = fits || (running_count_ == 0 && accounts_.is_alone({}) && !accounts_.lack_alone(tokens).any);
+      fits = fits || (running_count_ == 0 && fits_in_small_steps(next));
     }
     if (!fits || !start(place)) {
       if (running_count_ == 0) {
@@ -57,6 +57,18 @@ void batch_scheduler<Cache, Client, Order>::admit_waiting(scheduled_step& out) n
       }
       return;
     }
+  }
+}
+
+/// Whether the only request that runs would have its blocks, one token at a time and without a hit.
+template <class Cache, class Client, scheduling_order Order>
+bool batch_scheduler<Cache, Client, Order>::fits_in_small_steps(const request& next) const noexcept {
+  if constexpr (accounts::is_grouped) {
+    const auto tokens = client_->tokens(next.user);
+    if (accounts_.is_alone({})) return !accounts_.lack_alone(tokens.size()).any;
+    return !accounts_.lack(accounts_.to_start(tokens, next.context, 1, 0), 0).any;
+  } else {
+    return false;
   }
 }
 
@@ -76,21 +88,47 @@ bool batch_scheduler<Cache, Client, Order>::has_restarted() const noexcept {
 template <class Cache, class Client, scheduling_order Order>
 bool batch_scheduler<Cache, Client, Order>::start(std::uint32_t place) noexcept {
   const bool is_first = accounts::is_grouped && running_count_ == 0;
-  // A match takes blocks from everywhere, so they may hold pages that other groups need.
-  const bool matches = requests_[waiting_at(place)].restart == 0;
-  attempt done = try_start(place, matches, is_first);
-  if (done == attempt::swap_lost) done = try_start(place, matches, is_first);
+  const std::uint64_t most = requests_[waiting_at(place)].restart == 0 ? unlimited : 0;
+  attempt done = try_start(place, most, is_first);
+  if (done == attempt::swap_lost) done = try_start(place, most, is_first);
+  if (done == attempt::no_space && most != 0) done = start_with_less(place, is_first);
   // Without a match, then without what was saved.
   for (int left = 3; is_first && done != attempt::done && left > 0; --left)
-    done = try_start(place, false, true);
+    done = try_start(place, 0, true);
   return done == attempt::done;
 }
 
-/// @param matches  whether it takes what the cache has of its tokens.
+/// Over groups, a match takes blocks from everywhere, so they may hold pages that other groups need. So a
+/// request that fits by the count, but not with its hit, is tried with a half of it, a quarter, and so on to
+/// none.
+template <class Cache, class Client, scheduling_order Order>
+typename batch_scheduler<Cache, Client, Order>::attempt
+batch_scheduler<Cache, Client, Order>::start_with_less(std::uint32_t place, bool may_split) noexcept {
+  attempt done = attempt::no_space;
+  if constexpr (accounts::is_grouped) {
+    const request& next = requests_[waiting_at(place)];
+    const auto tokens = client_->tokens(next.user);
+    const auto hit_within = [&](std::uint64_t most) noexcept {
+      return cache_->cached_tokens(tokens.first(static_cast<std::size_t>(most)), next.context);
+    };
+    for (std::uint64_t hit = hit_within(tokens.size() - 1); hit != 0 && done == attempt::no_space;) {
+      hit = hit_within(hit / 2);
+      const counts needed = accounts_.to_start(tokens, next.context, options_.max_step_tokens, hit);
+      if (!may_split && accounts_.lack(needed, blocks_left_to_runners()).any) continue;
+      done = try_start(place, hit, may_split);
+    }
+  } else {
+    static_cast<void>(place);
+    static_cast<void>(may_split);
+  }
+  return done;
+}
+
+/// @param most_cached  tokens that it takes from the cache at most.
 /// @param may_split  whether its first step may be shorter than the budget allows.
 template <class Cache, class Client, scheduling_order Order>
 typename batch_scheduler<Cache, Client, Order>::attempt batch_scheduler<Cache, Client, Order>::try_start(
-    std::uint32_t place, bool matches, bool may_split) noexcept {
+    std::uint32_t place, std::uint64_t most_cached, bool may_split) noexcept {
   const std::uint32_t slot = waiting_at(place);
   request& starting = requests_[slot];
   const auto tokens = client_->tokens(starting.user);
@@ -104,8 +142,9 @@ typename batch_scheduler<Cache, Client, Order>::attempt batch_scheduler<Cache, C
       static_cast<void>(cache_->limit_commits(*sequence, 0));
     }
   }
-  if (matches) {
-    const auto hit = cache_->match(*sequence, tokens.first(tokens.size() - 1));
+  if (most_cached != 0) {
+    const std::uint64_t cacheable = tokens.size() - 1 < most_cached ? tokens.size() - 1 : most_cached;
+    const auto hit = cache_->match(*sequence, tokens.first(static_cast<std::size_t>(cacheable)));
     starting.written = hit ? hit->tokens : 0;
     if constexpr (!accounts::is_grouped) {
       if (hit) copy(append_result{.copy = hit->copy});

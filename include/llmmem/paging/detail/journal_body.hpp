@@ -48,10 +48,12 @@ class journaled<Cache, Sink, Fence>::interruptible {
 }  // namespace paging
 
 template <class Cache, journal_sink Sink, fence Fence>
-paged_options paging::journaled<Cache, Sink, Fence>::watched(paged_options options) noexcept {
-  if (options.pressure.call != nullptr) {
-    options.pressure.call = &journaled::on_pressure;
-    options.pressure.context = this;
+auto paging::journaled<Cache, Sink, Fence>::watched(options_type options) noexcept -> options_type {
+  if constexpr (!is_hybrid) {
+    if (options.pressure.call != nullptr) {
+      options.pressure.call = &journaled::on_pressure;
+      options.pressure.context = this;
+    }
   }
   return options;
 }

@@ -9,6 +9,7 @@
 #include <llmmem/paging/detail/journal_codec.hpp>
 #include <llmmem/paging/detail/journal_record.hpp>
 #include <llmmem/paging/errors.hpp>
+#include <llmmem/paging/hybrid_types.hpp>
 #include <llmmem/paging/journal_types.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/space/errors.hpp>
@@ -22,11 +23,21 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
+/// Refuses a version other than that of `format`.
+inline void check_version(byte_cursor& in, std::uint32_t version, journal_format format) noexcept {
+  if (!in.ok() || version == static_cast<std::uint32_t>(format)) return;
+  if (version == journal_version)
+    return in.refuse("it records a paged_allocator, not a hybrid_allocator; build the cache that it records");
+  if (version == hybrid_journal_version)
+    return in.refuse("it records a hybrid_allocator, not a paged_allocator; build the cache that it records");
+  in.refuse("an unknown version of the format");
+}
+
 /// Checks the version before anything after it.
 inline void decode_header(byte_cursor& in, journal_header& out) {
   out.version = in.narrow();
+  check_version(in, out.version, journal_format::paged);
   if (!in.ok()) return;
-  if (out.version != journal_version) return in.refuse("an unknown version of the format");
   out.options.blocks = in.varint();
   out.options.block_capacity = in.varint();
   out.options.block_tokens = in.narrow();
@@ -43,11 +54,47 @@ inline void decode_header(byte_cursor& in, journal_header& out) {
   if (in.ok() && in.left() != 0) in.refuse("bytes are left over");
 }
 
+inline void decode_header(byte_cursor& in, paging::hybrid_journal_header& out) {
+  out.version = in.narrow();
+  check_version(in, out.version, journal_format::hybrid);
+  const std::size_t groups = in.count(7);
+  if (groups == 0 || groups > max_layer_groups) in.refuse("a number of groups that no cache has");
+  for (std::size_t g = 0; g < groups && in.ok(); ++g) {
+    out.names.push_back(in.text());
+    layer_group each;
+    const std::uint8_t kind = in.byte();
+    if (kind > static_cast<std::uint8_t>(layer_kind::state_snapshots)) in.refuse("an unknown kind of layers");
+    each.kind = static_cast<layer_kind>(kind);
+    const std::uint8_t writes = in.byte();
+    if (writes > static_cast<std::uint8_t>(snapshot_times::end_of_step)) in.refuse("unknown snapshot times");
+    each.writes = static_cast<snapshot_times>(writes);
+    each.reach = in.varint();
+    each.sinks = in.varint();
+    each.block_tokens = in.narrow();
+    each.block_bytes = in.varint();
+    out.groups.push_back(each);
+  }
+  out.options.budget_bytes = in.varint();
+  out.options.page_bytes = in.varint();
+  out.options.max_sequences = in.narrow();
+  out.options.max_sequence_tokens = in.limit();
+  out.options.max_chunks = in.varint();
+  out.options.max_deferred = in.limit();
+  out.options.seed.low = in.fixed64();
+  out.options.seed.high = in.fixed64();
+  out.options.epoch = in.varint();
+  out.options.name = in.text();
+  out.configuration = in.text();
+  out.bind();
+  if (in.ok() && in.left() != 0) in.refuse("bytes are left over");
+}
+
 /// Reads one record's payload. It terminates for any bytes, and allocates at most a small multiple of their
 /// size.
 class record_decoder {
  public:
-  record_decoder(byte_cursor& in, owned_record& out) noexcept : in_(&in), out_(&out) {}
+  record_decoder(byte_cursor& in, owned_record& out, journal_format format) noexcept
+      : in_(&in), out_(&out), format_(format) {}
 
   void record() {
     owned_record& to = *out_;
@@ -60,8 +107,11 @@ class record_decoder {
     to.batch.clear();
     to.batch_tokens.clear();
     to.moves.clear();
+    to.leave.clear();
     const std::uint8_t first = in_->byte();
     to.is_open = (first & std::to_integer<std::uint8_t>(open_operation)) != 0;
+    // Only a pressure callback interrupts operations.
+    if (to.is_open && format_ == journal_format::hybrid) in_->refuse("an unknown operation");
     to.op = operation(first & 0x7F);
     to.closes = to.op == journal_op::outcome ? operation(in_->byte()) : to.op;
     if (!in_->ok()) return;
@@ -73,9 +123,10 @@ class record_decoder {
 
  private:
   [[nodiscard]] journal_op operation(std::uint8_t number) noexcept {
-    if (number == 0 || number > static_cast<std::uint8_t>(last_journal_op))
+    const auto op = static_cast<journal_op>(number);
+    if (number == 0 || number > static_cast<std::uint8_t>(last_journal_op) || !is_recorded(format_, op))
       in_->refuse("an unknown operation");
-    return static_cast<journal_op>(number);
+    return op;
   }
 
   /// Reads the fields of one operation's arguments.
@@ -108,6 +159,11 @@ class record_decoder {
         from.out_->batch.push_back(each);
       }
     }
+    void leave() {
+      if (from.format_ == journal_format::paged) return number();
+      for (std::size_t left = from.in_->count(1); left > 0 && from.in_->ok(); --left)
+        from.out_->leave.push_back(from.in_->varint());
+    }
     void moves() {
       for (std::size_t left = from.in_->count(2); left > 0 && from.in_->ok(); --left) {
         const block_id source{from.in_->narrow()};
@@ -131,10 +187,34 @@ class record_decoder {
       out_->why.found = in_->varint();
       return;
     }
-    std::size_t count = outcome_numbers(out_->closes);
-    if (out_->closes == journal_op::append_batch) count = 5 * in_->count(5);
+    numbers(outcome_numbers(format_, out_->closes));
+    const bool is_batch = out_->closes == journal_op::append_batch;
+    if (format_ == journal_format::paged) {
+      if (is_batch) list(5, 0);
+    } else if (is_batch) {
+      for (std::size_t left = length(3); left > 0 && in_->ok(); --left)
+        list(4, 2);
+    } else if (out_->closes == journal_op::append || out_->closes == journal_op::extend) {
+      list(4, 2);
+    } else if (out_->closes == journal_op::shortage || out_->closes == journal_op::batch_shortage) {
+      list(3, 0);
+    }
+  }
+
+  void numbers(std::size_t count) {
     for (; count > 0 && in_->ok(); --count)
       out_->numbers.push_back(in_->varint());
+  }
+  /// Reads the length of a list of items of at least `bytes` bytes.
+  std::size_t length(std::size_t bytes) {
+    const std::size_t items = in_->count(bytes);
+    out_->numbers.push_back(items);
+    return items;
+  }
+  /// Reads `before` numbers, then a list of items of `each` numbers.
+  void list(std::size_t each, std::size_t before) {
+    numbers(before);
+    numbers(each * length(each));
   }
 
   void bind() noexcept {
@@ -142,8 +222,9 @@ class record_decoder {
     given.keyed.keys = out_->keys;
     given.keyed.hints = out_->hints;
     given.moves = out_->moves;
+    given.leave = out_->leave;
     std::span<const token_id> rest = out_->tokens;
-    if (out_->op != journal_op::append_batch) given.tokens = rest;
+    if (out_->op != journal_op::append_batch && out_->op != journal_op::batch_shortage) given.tokens = rest;
     for (std::size_t i = 0; i < out_->batch.size(); ++i) {
       out_->batch[i].tokens = rest.first(out_->batch_tokens[i]);
       rest = rest.subspan(out_->batch_tokens[i]);
@@ -197,6 +278,7 @@ class record_decoder {
 
   byte_cursor* in_;
   owned_record* out_;
+  journal_format format_;
 };
 
 }  // namespace detail

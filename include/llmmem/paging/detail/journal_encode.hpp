@@ -6,7 +6,9 @@
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/detail/journal_codec.hpp>
 #include <llmmem/paging/detail/journal_record.hpp>
+#include <llmmem/paging/hybrid_types.hpp>
 #include <llmmem/paging/journal_types.hpp>
+#include <llmmem/paging/layer_group.hpp>
 #include <llmmem/paging/paged_types.hpp>
 
 #include <bit>
@@ -37,12 +39,39 @@ void encode_header(Writer& out, const paged_options& options, std::string_view c
   put_text(out, configuration);
 }
 
+template <class Writer>
+void encode_header(Writer& out, const hybrid_options& options, std::string_view configuration) noexcept {
+  put_varint(out, hybrid_journal_version);
+  put_varint(out, options.groups.size());
+  for (const layer_group& each : options.groups) {
+    put_text(out, each.name);
+    out.put(static_cast<std::byte>(each.kind));
+    out.put(static_cast<std::byte>(each.writes));
+    put_varint(out, each.reach);
+    put_varint(out, each.sinks);
+    put_varint(out, each.block_tokens);
+    put_varint(out, each.block_bytes);
+  }
+  put_varint(out, options.budget_bytes);
+  put_varint(out, options.page_bytes);
+  put_varint(out, options.max_sequences);
+  put_limit(out, options.max_sequence_tokens);
+  put_varint(out, options.max_chunks);
+  put_limit(out, options.max_deferred);
+  put_fixed64(out, options.seed.low);
+  put_fixed64(out, options.seed.high);
+  put_varint(out, options.epoch);
+  put_text(out, options.name);
+  put_text(out, configuration);
+}
+
 /// Writes records' payloads.
 template <class Writer>
 class record_encoder {
  public:
   /// @param owner  the owner of the journal's own handles.
-  record_encoder(Writer& out, std::uint32_t owner) noexcept : out_(&out), owner_(owner) {}
+  record_encoder(Writer& out, std::uint32_t owner, journal_format format) noexcept
+      : out_(&out), owner_(owner), format_(format) {}
 
   /// Writes an operation that is complete.
   void record(journal_op op, const journal_arguments& given, const journal_outcome& came) noexcept {
@@ -92,6 +121,12 @@ class record_encoder {
         put_varint(*to.out_, each.unknown_tokens);
       }
     }
+    void leave() noexcept {
+      if (to.format_ == journal_format::paged) return number();
+      put_varint(*to.out_, given.leave.size());
+      for (const std::uint64_t each : given.leave)
+        put_varint(*to.out_, each);
+    }
     void moves() noexcept {
       put_varint(*to.out_, given.moves.size());
       for (const block_move& each : given.moves) {
@@ -113,14 +148,7 @@ class record_encoder {
         put_varint(*out_, each);
       return;
     }
-    for (std::size_t i = 0; i < outcome_numbers(op); ++i)
-      put_varint(*out_, came.numbers[i]);
-    if (op != journal_op::append_batch) return;
-    put_varint(*out_, came.batch.size());
-    for (const append_result& grown : came.batch) {
-      for (const std::uint64_t each : numbers_of(grown))
-        put_varint(*out_, each);
-    }
+    each_number(format_, op, came, [this](std::uint64_t number) noexcept { put_varint(*out_, number); });
   }
 
   void handle(sequence_id named) noexcept {
@@ -163,6 +191,7 @@ class record_encoder {
 
   Writer* out_;
   std::uint32_t owner_;
+  journal_format format_;
 };
 
 }  // namespace detail

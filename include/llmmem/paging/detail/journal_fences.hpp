@@ -8,6 +8,8 @@
 #include <llmmem/space/fence.hpp>
 
 #include <cstdint>
+#include <cstring>
+#include <optional>
 #include <type_traits>
 
 namespace llmmem {
@@ -21,7 +23,7 @@ class journal_fences {
   static_assert(std::is_trivially_copyable_v<Fence>,
                 "a fence that waits in a ring must be trivially copyable");
 
-  /// @param most  fences that may wait at once: the groups that a `deferred_frees` holds.
+  /// @param most  fences that may wait at once: for `wait_for`, the groups that a `deferred_frees` holds.
   journal_fences(std::uint64_t most, const metadata_source& source)
       : ring_(most, entry{}, source, "journaled: fences"), passed_(1, 0, source, "journaled: passed") {}
 
@@ -34,6 +36,19 @@ class journal_fences {
   /// Stores the fence of `point`, for which blocks now wait.
   void wait_for(const Fence& after, std::uint64_t point) noexcept {
     ring_[(first_ + count_++) % ring_.size()] = {after, point};
+  }
+
+  /// Returns the point of `after` for a cache that may keep it: one that has passed if the fence has, that of
+  /// the newest fence if it is the same fence, otherwise the next one; nothing if too many fences wait.
+  [[nodiscard]] std::optional<std::uint64_t> keep(const Fence& after) noexcept {
+    if (after.ready()) return passed_[0];
+    if (count_ != 0) {
+      const entry& newest = ring_[(first_ + count_ - 1) % ring_.size()];
+      if (std::memcmp(&newest.after, &after, sizeof(Fence)) == 0) return newest.point;
+    }
+    if (count_ == ring_.size()) return std::nullopt;
+    wait_for(after, issue());
+    return issued_;
   }
 
   /// Checks the fences, oldest first; returns whether any has passed.

@@ -4,8 +4,10 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/paging/compaction.hpp>
+#include <llmmem/paging/hybrid_types.hpp>
 #include <llmmem/paging/journal_types.hpp>
 #include <llmmem/paging/paged_types.hpp>
+#include <llmmem/paging/super_page_types.hpp>
 #include <llmmem/result.hpp>
 
 #include <array>
@@ -25,6 +27,31 @@ namespace detail {
 inline constexpr std::uint32_t journal_owner = 1;
 inline constexpr std::uint32_t foreign_owner = 2;
 
+/// Whose operations a journal records: its version.
+enum class journal_format : std::uint32_t { paged = journal_version, hybrid = hybrid_journal_version };
+
+/// Whether a journal of this format records `op`.
+[[nodiscard]] constexpr bool is_recorded(journal_format format, journal_op op) noexcept {
+  switch (op) {
+    case journal_op::match_keys:
+    case journal_op::commit_keys:
+    case journal_op::expect_keys:
+    case journal_op::resize:
+    case journal_op::compact:
+    case journal_op::pressed:
+    case journal_op::relieved:
+    case journal_op::outcome:
+      return format == journal_format::paged;
+    case journal_op::read_until:
+    case journal_op::limit_releases:
+    case journal_op::shortage:
+    case journal_op::batch_shortage:
+      return format == journal_format::hybrid;
+    default:
+      return true;
+  }
+}
+
 /// The arguments of an operation: the fields that its kind has, see `each_argument`.
 struct journal_arguments {
   sequence_id sequence{};
@@ -38,6 +65,7 @@ struct journal_arguments {
   std::uint64_t extra = 0;   // the point of a fence; the length of an output
   std::span<const paging::growth> batch{};
   std::span<const block_move> moves{};
+  std::span<const std::uint64_t> leave{};  // of each group; a cache with blocks of one size has `number`
 };
 
 /// The fields of each operation's arguments, in order: the format that `record_encoder` writes and
@@ -57,6 +85,7 @@ void each_argument(journal_op op, Fields& fields) {
       return fields.sequence();
     case journal_op::release_after:
     case journal_op::deduplicate_after:
+    case journal_op::read_until:
       fields.sequence();
       return fields.extra();
     case journal_op::match:
@@ -65,6 +94,7 @@ void each_argument(journal_op op, Fields& fields) {
       fields.sequence();
       return fields.tokens();
     case journal_op::limit_commits:
+    case journal_op::limit_releases:
       fields.sequence();
       return fields.limit();
     case journal_op::match_keys:
@@ -85,12 +115,16 @@ void each_argument(journal_op op, Fields& fields) {
       fields.range();
       return fields.extra();
     case journal_op::truncate_after:
+    case journal_op::shortage:
       fields.sequence();
       fields.number();
       return fields.extra();
     case journal_op::append_batch:
       fields.batch();
-      fields.number();
+      fields.leave();
+      return fields.extra();
+    case journal_op::batch_shortage:
+      fields.batch();
       return fields.extra();
     case journal_op::retain:
       fields.sequence();
@@ -133,20 +167,22 @@ struct journal_outcome {
   failure why{};
   std::array<std::uint64_t, 5> numbers{};
   std::span<const append_result> batch{};
+  std::span<const hybrid_append> grown{};  // of a `hybrid_allocator`, for a batch and for one sequence
+  std::span<const group_shortage> lacks{};
 };
 
-/// Returns how many numbers an operation returns; a batch returns the numbers of an `append` for each
-/// sequence.
-[[nodiscard]] constexpr std::size_t outcome_numbers(journal_op op) noexcept {
+/// Returns how many of `journal_outcome::numbers` an operation returns.
+[[nodiscard]] constexpr std::size_t outcome_numbers(journal_format format, journal_op op) noexcept {
   switch (op) {
     case journal_op::create:
     case journal_op::fork:
       return 2;
     case journal_op::match:
     case journal_op::match_keys:
+      return 5;
     case journal_op::append:
     case journal_op::extend:
-      return 5;
+      return format == journal_format::paged ? 5 : 0;
     case journal_op::commit:
     case journal_op::commit_keys:
     case journal_op::deduplicate:
@@ -162,6 +198,8 @@ struct journal_outcome {
     case journal_op::invalidate:
     case journal_op::remove:
     case journal_op::remove_after:
+    case journal_op::shortage:
+    case journal_op::batch_shortage:
       return 1;
     default:
       return 0;
@@ -184,10 +222,51 @@ struct journal_outcome {
 [[nodiscard]] inline journal_outcome outcome_of(const result<append_result>& done) noexcept {
   return {.why = done.error(), .numbers = numbers_of(*done)};
 }
+/// The outcome refers to `done`.
+[[nodiscard]] inline journal_outcome outcome_of(const result<hybrid_append>& done) noexcept {
+  return {.why = done.error(), .grown = std::span(&*done, 1)};
+}
 [[nodiscard]] inline journal_outcome outcome_of(const result<match_result>& done) noexcept {
   return {.why = done.error(),
           .numbers = {done->tokens, done->blocks, to_index(done->copy.source),
                       to_index(done->copy.destination), done->copy.tokens}};
+}
+
+/// Calls `put(number)` for each number of a successful outcome, in the order of the format. Lists begin with
+/// their length.
+template <class Put>
+void each_number(journal_format format, journal_op op, const journal_outcome& came, Put&& put) {
+  for (std::size_t i = 0; i < outcome_numbers(format, op); ++i)
+    put(came.numbers[i]);
+  const bool is_batch = op == journal_op::append_batch;
+  if (format == journal_format::paged) {
+    if (!is_batch) return;
+    put(std::uint64_t{came.batch.size()});
+    for (const append_result& each : came.batch) {
+      for (const std::uint64_t number : numbers_of(each))
+        put(number);
+    }
+    return;
+  }
+  if (is_batch) put(std::uint64_t{came.grown.size()});
+  for (const hybrid_append& each : came.grown) {
+    put(each.first);
+    put(each.new_blocks);
+    put(std::uint64_t{each.copies.size()});
+    for (const group_copy& copy : each.copies) {
+      put(std::uint64_t{copy.group});
+      put(std::uint64_t{to_index(copy.copy.source)});
+      put(std::uint64_t{to_index(copy.copy.destination)});
+      put(std::uint64_t{copy.copy.tokens});
+    }
+  }
+  if (op != journal_op::shortage && op != journal_op::batch_shortage) return;
+  put(std::uint64_t{came.lacks.size()});
+  for (const group_shortage& each : came.lacks) {
+    put(each.wanted);
+    put(each.available);
+    put(each.pages);
+  }
 }
 
 /// A bit of a record's first byte: the outcome follows later.
@@ -211,6 +290,7 @@ struct owned_record {
   std::vector<paging::growth> batch;
   std::vector<std::size_t> batch_tokens;  // how many of `tokens` each entry of the batch has
   std::vector<block_move> moves;
+  std::vector<std::uint64_t> leave;
 };
 
 }  // namespace detail

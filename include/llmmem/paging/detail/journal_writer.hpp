@@ -7,7 +7,6 @@
 #include <llmmem/paging/detail/journal_encode.hpp>
 #include <llmmem/paging/detail/journal_record.hpp>
 #include <llmmem/paging/journal_types.hpp>
-#include <llmmem/paging/paged_types.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -18,13 +17,14 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Writes a header and then records, until the sink refuses bytes; then it only counts records.
+/// Writes a header and then records of `format`, until the sink refuses bytes; then it only counts records.
 template <journal_sink Sink>
 class journal_writer {
  public:
-  explicit journal_writer(Sink&& sink) : sink_(std::move(sink)) {}
+  journal_writer(Sink&& sink, journal_format format) : sink_(std::move(sink)), format_(format) {}
 
-  void header(const paged_options& options, std::string_view configuration) noexcept {
+  template <class Options>
+  void header(const Options& options, std::string_view configuration) noexcept {
     checked_writer<Sink> magic(sink_, crc_);
     for (const char each : journal_magic)
       magic.put(static_cast<std::byte>(each));
@@ -42,7 +42,7 @@ class journal_writer {
   void record(std::uint32_t owner, Encode&& encode) noexcept {
     if (recording_) {
       frame([&](auto& out) noexcept {
-        record_encoder one(out, owner);
+        record_encoder one(out, owner, format_);
         encode(one);
       });
     }
@@ -72,6 +72,7 @@ class journal_writer {
   }
 
   Sink sink_;
+  journal_format format_;
   std::uint32_t crc_ = 0;
   bool recording_ = false;
   std::uint64_t records_ = 0;

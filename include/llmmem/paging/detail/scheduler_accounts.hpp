@@ -244,9 +244,11 @@ class scheduler_accounts<Cache> {
   [[nodiscard]] counts to_grow(const growth& each) const noexcept {
     return cache_->blocks_to_append(each.sequence, each.tokens.size() + each.unknown_tokens);
   }
+  /// Blocks for all tokens of a request that takes at most `most` tokens from the cache.
   [[nodiscard]] counts to_start(std::span<const token_id> tokens, const prefix_context& context,
-                                std::uint64_t step) const noexcept {
-    const hybrid_cost cost = cache_->cost(tokens.first(tokens.size() - 1), context);
+                                std::uint64_t step, std::uint64_t most = unlimited) const noexcept {
+    const std::uint64_t cacheable = tokens.size() - 1 < most ? tokens.size() - 1 : most;
+    const hybrid_cost cost = cache_->cost(tokens.first(static_cast<std::size_t>(cacheable)), context);
     counts out{};
     for (std::size_t g = 0; g < groups().size(); ++g) {
       const group_cost& of = cost.groups[g];

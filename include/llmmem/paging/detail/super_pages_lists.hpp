@@ -137,5 +137,33 @@ void super_page_pool<Eviction>::free_block(block_id block, paging::transition wh
   page.free_block = static_cast<std::uint32_t>(layout_.index_of(block));
 }
 
+template <eviction_policy Eviction>
+template <class Visit>
+void super_page_pool<Eviction>::visit_order(Visit&& visit) const noexcept {
+  for (std::uint64_t i = 0; i < free_page_count_; ++i)
+    visit(std::uint64_t{free_pages_[i]});
+  const auto walk = [&](const detail::page_lists& lists, std::size_t list) noexcept {
+    for (std::uint32_t at = lists.front(list); at != detail::no_index; at = lists.next(at))
+      visit(std::uint64_t{at});
+    visit(~std::uint64_t{0});
+  };
+  for (std::uint32_t i = 0; i < pages_.size(); ++i) {
+    const page_record& page = pages_[i];
+    visit(std::uint64_t{page.group} << 48 | std::uint64_t{page.active} << 32 |
+          std::uint64_t{page.idle} << 16 | page.touched);
+    if (page.group == no_group) continue;
+    for (std::uint32_t free = page.free_block; free != detail::no_index;
+         free = since_[to_index(block_at(i, free))])
+      visit(std::uint64_t{free});
+    walk(idle_, i);
+  }
+  for (std::size_t list = 0; list < group_count_ * fill_levels; ++list) {
+    walk(open_, list);
+    walk(mixed_, list);
+  }
+  for (std::size_t list = 0; list < idle_levels; ++list)
+    walk(emptiable_, list);
+}
+
 }  // namespace v0
 }  // namespace llmmem

@@ -4,7 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/hash/block_key.hpp>
-#include <llmmem/paging/detail/journal_execute.hpp>
+#include <llmmem/paging/detail/journal_format.hpp>
 #include <llmmem/paging/detail/journal_record.hpp>
 #include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/journal_replay.hpp>
@@ -48,7 +48,9 @@ class key_uses {
 };
 
 /// A sequence of the journal, and its counterpart here. It may hold more tokens than originally: surplus
-/// tokens that a match found are *ahead*, and are subtracted from the next append.
+/// tokens that a match found are *ahead*, and are subtracted from the next append. Over groups of layers it
+/// may hold fewer: tokens that a match did not find are *behind*, and are appended with the next ones, as the
+/// engine would have appended them. A step of their own would release what leaves the windows.
 struct what_if_sequence {
   std::uint32_t generation = 0;  // in the journal
   sequence_id now{};
@@ -57,11 +59,14 @@ struct what_if_sequence {
   std::uint64_t tokens = 0;        // tokens that it held in the journal
   std::vector<token_id> ahead;     // the surplus tokens, if it matched by tokens
   std::uint64_t untold_ahead = 0;  // their number, if it matched by keys
+  std::vector<token_id> behind;
 };
 
 template <class Cache>
 class what_if_run {
  public:
+  static constexpr bool is_hybrid = journaled_hybrid_cache<Cache>;
+
   /// @param resizes  whether to repeat the journal's `resize` calls.
   /// @param uses  the future uses, for a policy that needs them; or null.
   what_if_run(Cache& cache, std::uint64_t& passed, std::uint32_t sequences, bool resizes,
@@ -70,7 +75,7 @@ class what_if_run {
 
   void run(std::span<const std::byte> bytes) {
     std::vector<owned_record> open;
-    for (journal_reader reader(bytes); reader.next();) {
+    for (reader_type reader(bytes); reader.next();) {
       owned_record& next = reader.record();
       if (next.is_open) {
         open.push_back(std::move(next));
@@ -91,6 +96,8 @@ class what_if_run {
   [[nodiscard]] std::uint64_t requested_tokens() const noexcept { return requested_tokens_; }
 
  private:
+  using reader_type = paging::basic_journal_reader<typename types_of<Cache>::header>;
+
   /// An operation that was refused originally is skipped, because the engine reacted to the refusal.
   void apply(owned_record& then) {
     if (then.why.code != errc::ok) return;
@@ -104,10 +111,12 @@ class what_if_run {
         cache_->expect(given.tokens, given.context, given.number);
         return;
       case journal_op::expect_keys:
-        cache_->expect(given.keyed, given.context, given.number);
+        if constexpr (!is_hybrid) cache_->expect(given.keyed, given.context, given.number);
         return;
       case journal_op::resize:
-        if (resizes_) static_cast<void>(cache_->resize(given.number));
+        if constexpr (!is_hybrid) {
+          if (resizes_) static_cast<void>(cache_->resize(given.number));
+        }
         return;
       case journal_op::collect:
         cache_->collect();
@@ -126,7 +135,7 @@ class what_if_run {
           what_if_sequence* const grown = find(each.sequence);
           if (grown == nullptr) continue;
           append(*grown, each.tokens);
-          extend(*grown, each.unknown_tokens);
+          if (each.unknown_tokens != 0) extend(*grown, each.unknown_tokens);
         }
         return;
       default:
@@ -143,15 +152,23 @@ class what_if_run {
       return;
     }
     const recorded_fence after{passed_, given.extra};
+    if (needs_all_tokens(then.op)) catch_up(which);
+    if (which.is_skipped) return apply(then, which);
     switch (then.op) {
       case journal_op::fork:
         return begin(then, cache_->fork(which.now), &which);
+      case journal_op::read_until:
+        if constexpr (is_hybrid) static_cast<void>(cache_->read_until(which.now, after));
+        return;
+      case journal_op::limit_releases:
+        if constexpr (is_hybrid) static_cast<void>(cache_->limit_releases(which.now, given.number));
+        return;
       case journal_op::release_after:
-        if (!cache_->release_after(which.now, after)) static_cast<void>(cache_->release(which.now));
+        if (!cache_->release_after(which.now, after)) release(which.now);
         which = {};
         return;
       case journal_op::release:
-        static_cast<void>(cache_->release(which.now));
+        release(which.now);
         which = {};
         return;
       case journal_op::match:
@@ -183,7 +200,7 @@ class what_if_run {
         static_cast<void>(cache_->commit(which.now, given.number));
         return;
       case journal_op::commit_keys:
-        static_cast<void>(cache_->commit(which.now, foretold(given.keyed)));
+        if constexpr (!is_hybrid) static_cast<void>(cache_->commit(which.now, foretold(given.keyed)));
         return;
       case journal_op::deduplicate:
         static_cast<void>(cache_->deduplicate(which.now));
@@ -210,7 +227,7 @@ class what_if_run {
     ++sequences_;
     skipped_ += made ? 0U : 1U;
     what_if_sequence& place = known_[static_cast<std::size_t>(then.numbers[0])];
-    if (place.is_known && !place.is_skipped) static_cast<void>(cache_->release(place.now));
+    if (place.is_known && !place.is_skipped) release(place.now);
     place = std::move(fresh);
   }
 
@@ -220,10 +237,36 @@ class what_if_run {
     return found.is_known && found.generation == then.generation ? &found : nullptr;
   }
 
+  /// Releases a sequence, if necessary as if no kernel read its blocks.
+  void release(sequence_id now) noexcept {
+    if (cache_->release(now)) return;
+    if constexpr (is_hybrid) {
+      static_cast<void>(cache_->read_until(now, recorded_fence{}));
+      static_cast<void>(cache_->release(now));
+    }
+  }
+
+  /// Whether an operation works on tokens that a match may not have found here; `append` brings them itself.
+  [[nodiscard]] static bool needs_all_tokens(journal_op op) noexcept {
+    switch (op) {
+      case journal_op::append:
+      case journal_op::release:
+      case journal_op::release_after:
+      case journal_op::read_until:
+      case journal_op::limit_releases:
+      case journal_op::limit_commits:
+      case journal_op::retain:
+      case journal_op::shortage:
+        return false;
+      default:
+        return true;
+    }
+  }
+
   template <class T>
   bool kept(what_if_sequence& which, const result<T>& done) {
     if (done) return true;
-    static_cast<void>(cache_->release(which.now));
+    release(which.now);
     which.is_skipped = true;
     ++skipped_;
     return false;
@@ -238,32 +281,46 @@ class what_if_run {
     const auto from = static_cast<std::ptrdiff_t>(std::min(found_then, hit->tokens));
     const auto to = static_cast<std::ptrdiff_t>(std::max(found_then, hit->tokens));
     if (hit->tokens < found_then) {
-      const std::span<const token_id> missing(then.tokens.begin() + from, then.tokens.begin() + to);
-      kept(which, cache_->append(which.now, missing));
+      which.behind.assign(then.tokens.begin() + from, then.tokens.begin() + to);
+      if constexpr (!is_hybrid) catch_up(which);
     } else {
       which.ahead.assign(then.tokens.begin() + from, then.tokens.begin() + to);
     }
   }
 
+  /// Appends the tokens that a match did not find.
+  void catch_up(what_if_sequence& which) {
+    if (which.is_skipped || which.behind.empty()) return;
+    kept(which, cache_->append(which.now, which.behind));
+    which.behind.clear();
+  }
+
   void match_keys(const owned_record& then, what_if_sequence& which) {
-    ++matches_;
-    requested_tokens_ += then.given.keyed.tokens;
-    const auto hit = cache_->match(which.now, foretold(then.given.keyed));
-    if (!kept(which, hit)) return;
-    which.tokens = then.numbers[0];
-    if (hit->tokens < which.tokens) {
-      kept(which, cache_->extend(which.now, which.tokens - hit->tokens));
-    } else {
-      which.untold_ahead = hit->tokens - which.tokens;
+    if constexpr (!is_hybrid) {
+      ++matches_;
+      requested_tokens_ += then.given.keyed.tokens;
+      const auto hit = cache_->match(which.now, foretold(then.given.keyed));
+      if (!kept(which, hit)) return;
+      which.tokens = then.numbers[0];
+      if (hit->tokens < which.tokens) {
+        kept(which, cache_->extend(which.now, which.tokens - hit->tokens));
+      } else {
+        which.untold_ahead = hit->tokens - which.tokens;
+      }
     }
   }
 
   void append(what_if_sequence& which, std::span<const token_id> tokens) {
     if (which.is_skipped || tokens.empty()) return;
+    if (!which.behind.empty()) {
+      which.tokens += tokens.size();
+      which.behind.insert(which.behind.end(), tokens.begin(), tokens.end());
+      return catch_up(which);
+    }
     const std::size_t same = std::min(which.ahead.size(), tokens.size());
     const auto end = which.ahead.begin() + static_cast<std::ptrdiff_t>(same);
     if (which.untold_ahead != 0 || !std::equal(which.ahead.begin(), end, tokens.begin())) {
-      fall_back(which);
+      if (!fall_back(which)) return;
     } else {
       which.ahead.erase(which.ahead.begin(), end);
       which.tokens += same;
@@ -275,30 +332,33 @@ class what_if_run {
 
   void extend(what_if_sequence& which, std::uint64_t count) {
     if (which.is_skipped || count == 0) return;
-    if (!which.ahead.empty()) fall_back(which);
+    catch_up(which);
+    if (which.is_skipped) return;
+    if (!which.ahead.empty() && !fall_back(which)) return;
     const std::uint64_t same = std::min(which.untold_ahead, count);
     which.untold_ahead -= same;
     which.tokens += count;
     if (count != same) kept(which, cache_->extend(which.now, count - same));
   }
 
-  /// Returns to the original position, because the next tokens differ from the surplus ones.
-  void fall_back(what_if_sequence& which) {
-    static_cast<void>(cache_->truncate(which.now, which.tokens));
+  /// Returns to the original position, because the next tokens differ from the surplus ones. Where a group of
+  /// layers cannot, the sequence is dropped.
+  bool fall_back(what_if_sequence& which) {
     which.ahead.clear();
     which.untold_ahead = 0;
+    return kept(which, cache_->truncate(which.now, which.tokens));
   }
 
   void truncate(what_if_sequence& which, std::uint64_t tokens, const recorded_fence& after) {
-    if (!cache_->truncate_after(which.now, tokens, after))
-      static_cast<void>(cache_->truncate(which.now, tokens));
     which.tokens = tokens;
     which.ahead.clear();
     which.untold_ahead = 0;
+    if (cache_->truncate_after(which.now, tokens, after)) return;
+    kept(which, cache_->truncate(which.now, tokens));
   }
 
   void remove(what_if_sequence& which, token_range range, const recorded_fence& after) {
-    fall_back(which);
+    if (!fall_back(which)) return;
     if (!cache_->remove_after(which.now, range, after)) static_cast<void>(cache_->remove(which.now, range));
     which.tokens = cache_->tokens(which.now);
   }
