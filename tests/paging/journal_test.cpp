@@ -290,6 +290,7 @@ TEST_CASE("every operation's arguments are written in the documented order, to t
       {journal_op::limit_releases, join({sequence, limit})},
       {journal_op::shortage, join({sequence, number, extra})},
       {journal_op::batch_shortage, join({bytes_of({1}), sequence, tokens, bytes_of({22}), extra})},
+      {journal_op::evacuate, number},
   };
   for (std::size_t i = 0; i < all.size(); ++i) {
     CAPTURE(to_string(all[i].op));

@@ -78,8 +78,10 @@ class journal_hybrid_world {
     for (const llmmem::layer_group& each : groups_)
       largest = std::max(largest, each.block_bytes);
     const std::uint64_t page = largest + random_.below(3 * largest);
+    const std::uint64_t budget = page * (2 + random_.below(std::uint64_t{30}));
     return {.groups = groups_,
-            .budget_bytes = page * (2 + random_.below(std::uint64_t{30})),
+            .budget_bytes = budget,
+            .budget_capacity_bytes = budget + page * random_.below(std::uint64_t{4}),
             .page_bytes = page,
             .max_sequences = most_sequences,
             .max_sequence_tokens = 40,
@@ -219,7 +221,15 @@ class journal_hybrid_world {
   }
 
   void rare(llmmem::sequence_id id) {
-    switch (random_.below(std::uint32_t{10})) {
+    switch (random_.below(std::uint32_t{12})) {
+      case 10:
+        return kept(cache_.resize(random_.once_in(2) ? options_.budget_capacity_bytes
+                                                     : random_.below(options_.budget_capacity_bytes + 2)));
+      case 11: {
+        std::vector<llmmem::group_copy> moves(1 + random_.below(std::uint64_t{9}));
+        cache_.evacuate(moves);
+        return;
+      }
       case 0:
         cache_.drop_idle();
         return;

@@ -222,7 +222,7 @@ inline constexpr std::array paging_errors{
                .sentence = "tokens of group {index} take {wanted} bytes (0: its blocks are not rows of "
                            "tokens), and the page size of {found} bytes is not a multiple, so slots cannot "
                            "count them; choose a page_bytes that is one, or use write_table()"},
-    error_info{.number = 113,
+    error_info{.number = 101,
                .name = "bad_budget",
                .raises = error_kind::length,
                .wanted = "bytes asked for",
@@ -315,7 +315,7 @@ inline constexpr error_code epoch_differs = detail::code_of<97>(detail::paging_e
 inline constexpr error_code no_slots = detail::code_of<98>(detail::paging_errors);
 /// A budget that a pool of pages cannot have: wanted = bytes asked for, found = the most the pool was built
 /// for.
-inline constexpr error_code bad_budget = detail::code_of<113>(detail::paging_errors);
+inline constexpr error_code bad_budget = detail::code_of<101>(detail::paging_errors);
 
 }  // namespace errc
 

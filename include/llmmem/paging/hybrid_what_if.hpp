@@ -33,8 +33,9 @@ struct hybrid_what_if_traits : hybrid_traits {
 
 /// What to change in addition to the policy; empty: as in the journal's cache.
 struct hybrid_what_if_options {
-  std::optional<std::uint64_t> budget_bytes{};  ///< if set, the chain's capacity follows from it, see
-                                                ///< `hybrid_options::max_chunks`
+  /// If set, the journal's `resize` calls are skipped, and the chain's capacity follows from it, see
+  /// `hybrid_options::max_chunks`.
+  std::optional<std::uint64_t> budget_bytes{};
   std::optional<std::uint64_t> page_bytes{};
 };
 
@@ -69,6 +70,7 @@ template <class Traits = hybrid_what_if_traits>
   hybrid_options options = reader.header().options;
   if (other.budget_bytes) {
     options.budget_bytes = *other.budget_bytes;
+    options.budget_capacity_bytes = 0;
     options.max_chunks = 0;
   }
   if (other.page_bytes) options.page_bytes = *other.page_bytes;
@@ -79,7 +81,7 @@ template <class Traits = hybrid_what_if_traits>
     hybrid_allocator<Traits> cache(options, [&](slot_count slots, const metadata_source& source) {
       return make_eviction(policy, slots, source);
     });
-    detail::what_if_run run(cache, passed, options.max_sequences, false, nullptr);
+    detail::what_if_run run(cache, passed, options.max_sequences, !other.budget_bytes, nullptr);
     run.run(bytes);
     const hybrid_stats stats = cache.stats();
     out.push_back({.policy = std::string(policy),

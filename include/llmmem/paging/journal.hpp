@@ -77,7 +77,8 @@ class journaled {
   using leave_type = typename detail::types_of<Cache>::leave;   ///< the watermark of `append_batch`
   using stats_type = typename detail::types_of<Cache>::stats;
 
-  /// Whether the cache has groups of layers, and so no keys from outside, no compaction and no resizing.
+  /// Whether the cache has groups of layers, and so no keys from outside, and `evacuate` in place of
+  /// `compact`.
   static constexpr bool is_hybrid = detail::journaled_hybrid_cache<Cache>;
 
   static_assert(std::is_same_v<typename Cache::fence_type, recorded_fence>,
@@ -268,10 +269,9 @@ class journaled {
     return run(journal_op::limit_commits, {.sequence = sequence, .number = tokens},
                [&]() noexcept { return cache_.limit_commits(sequence, tokens); });
   }
-  result<std::uint64_t> resize(std::uint64_t blocks) noexcept
-    requires(!is_hybrid)
-  {
-    return run(journal_op::resize, {.number = blocks}, [&]() noexcept { return cache_.resize(blocks); });
+  /// To a number of blocks; of a `hybrid_allocator`, to a budget in bytes.
+  result<std::uint64_t> resize(std::uint64_t size) noexcept {
+    return run(journal_op::resize, {.number = size}, [&]() noexcept { return cache_.resize(size); });
   }
   template <move_copier Copy>
     requires(!is_hybrid)
@@ -298,6 +298,12 @@ class journaled {
   {
     return run(journal_op::limit_releases, {.sequence = sequence, .number = tokens},
                [&]() noexcept { return cache_.limit_releases(sequence, tokens); });
+  }
+  std::uint64_t evacuate(std::span<group_copy> moves) noexcept
+    requires is_hybrid
+  {
+    return *run(journal_op::evacuate, {.number = moves.size()},
+                [&]() noexcept { return result<std::uint64_t>(cache_.evacuate(moves)); });
   }
   /// Recorded, because it releases blocks that no later token reads.
   result<bool> shortage(sequence_id sequence, std::uint64_t count, std::span<group_shortage> out) noexcept

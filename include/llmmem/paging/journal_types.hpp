@@ -68,12 +68,13 @@ enum class journal_op : std::uint8_t {
   limit_releases = 39,
   shortage = 40,
   batch_shortage = 41,
+  evacuate = 42,
 };
-inline constexpr journal_op last_journal_op = journal_op::batch_shortage;
+inline constexpr journal_op last_journal_op = journal_op::evacuate;
 
 /// Returns the name of the operation in error texts.
 [[nodiscard]] constexpr std::string_view to_string(journal_op op) noexcept {
-  constexpr std::array<std::string_view, 42> names{"",
+  constexpr std::array<std::string_view, 43> names{"",
                                                    "create",
                                                    "fork",
                                                    "release",
@@ -114,7 +115,8 @@ inline constexpr journal_op last_journal_op = journal_op::batch_shortage;
                                                    "read_until",
                                                    "limit_releases",
                                                    "shortage",
-                                                   "shortage"};
+                                                   "shortage",
+                                                   "evacuate"};
   const auto number = static_cast<std::size_t>(op);
   return number != 0 && number < names.size() ? names[number] : "unknown operation";
 }

@@ -75,6 +75,7 @@ inline void decode_header(byte_cursor& in, paging::hybrid_journal_header& out) {
     out.groups.push_back(each);
   }
   out.options.budget_bytes = in.varint();
+  out.options.budget_capacity_bytes = in.varint();
   out.options.page_bytes = in.varint();
   out.options.max_sequences = in.narrow();
   out.options.max_sequence_tokens = in.limit();

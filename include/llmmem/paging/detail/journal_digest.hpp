@@ -101,6 +101,7 @@ template <journaled_hybrid_cache Cache>
                                    now.deduplicated,
                                    now.pages.free_pages,
                                    now.pages.pages,
+                                   now.pages.retiring_pages,
                                    now.pages.idle_bytes,
                                    now.pages.active_bytes,
                                    now.pages.allocations,

@@ -53,6 +53,7 @@ void encode_header(Writer& out, const hybrid_options& options, std::string_view 
     put_varint(out, each.block_bytes);
   }
   put_varint(out, options.budget_bytes);
+  put_varint(out, options.budget_capacity_bytes);
   put_varint(out, options.page_bytes);
   put_varint(out, options.max_sequences);
   put_limit(out, options.max_sequence_tokens);

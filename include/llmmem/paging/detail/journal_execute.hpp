@@ -105,6 +105,8 @@ class record_executor {
         return outcome_of(cache.invalidate(block_id{static_cast<std::uint32_t>(given.number)}));
       case journal_op::invalidate:
         return outcome_of(cache.invalidate(sequence, given.number));
+      case journal_op::resize:
+        return outcome_of(cache.resize(given.number));
       case journal_op::remove:
         return outcome_of(cache.remove(sequence, given.range));
       case journal_op::remove_after:
@@ -160,8 +162,8 @@ class record_executor {
       each.sequence = real(each.sequence);
   }
   /// A recorded length, as long as it is no longer than one more than `most`.
-  [[nodiscard]] static std::size_t few(std::uint64_t recorded, std::size_t most) noexcept {
-    return recorded <= most ? static_cast<std::size_t>(recorded) : most + 1;
+  [[nodiscard]] static std::size_t few(std::uint64_t recorded, std::uint64_t most) noexcept {
+    return static_cast<std::size_t>(recorded <= most ? recorded : most + 1);
   }
 
   /// The operations that only one of the allocators has.
@@ -181,6 +183,10 @@ class record_executor {
           return outcome_of(cache_->read_until(sequence, recorded_fence{passed_, given.extra}));
         case journal_op::limit_releases:
           return outcome_of(cache_->limit_releases(sequence, given.number));
+        case journal_op::evacuate:
+          // No call moves more than all blocks, so a longer output makes no difference.
+          results.moves.resize(few(given.number, cache_->pool().block_ids()));
+          return outcome_of(result<std::uint64_t>(cache_->evacuate(results.moves)));
         case journal_op::shortage:
           return lacking(cache_->shortage(sequence, given.number, results.lacks));
         case journal_op::batch_shortage:
@@ -197,8 +203,6 @@ class record_executor {
           return outcome_of(cache_->commit(sequence, given.keyed));
         case journal_op::expect_keys:
           return outcome_of(result<std::uint64_t>(cache_->expect(given.keyed, given.context, given.number)));
-        case journal_op::resize:
-          return outcome_of(cache_->resize(given.number));
         case journal_op::compact:
           return outcome_of(cache_->compact(given.moves,
                                             repeated_copier(again.numbers.empty() ? 0 : again.numbers[0]),

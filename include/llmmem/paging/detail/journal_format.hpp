@@ -54,6 +54,7 @@ template <class Cache>
 struct journal_results {
   std::vector<typename types_of<Cache>::grown> grown;
   std::vector<group_shortage> lacks;
+  std::vector<group_copy> moves;
 };
 
 }  // namespace detail

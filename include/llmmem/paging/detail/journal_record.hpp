@@ -36,7 +36,6 @@ enum class journal_format : std::uint32_t { paged = journal_version, hybrid = hy
     case journal_op::match_keys:
     case journal_op::commit_keys:
     case journal_op::expect_keys:
-    case journal_op::resize:
     case journal_op::compact:
     case journal_op::pressed:
     case journal_op::relieved:
@@ -46,6 +45,7 @@ enum class journal_format : std::uint32_t { paged = journal_version, hybrid = hy
     case journal_op::limit_releases:
     case journal_op::shortage:
     case journal_op::batch_shortage:
+    case journal_op::evacuate:
       return format == journal_format::hybrid;
     default:
       return true;
@@ -60,8 +60,8 @@ struct journal_arguments {
   token_range range{};
   std::span<const token_id> tokens{};
   keyed_blocks keyed{};
-  std::uint64_t number = 0;  // depends on the operation: tokens, blocks, a time, a group's size, a point, a
-                             // digest
+  std::uint64_t number = 0;  // depends on the operation: tokens, blocks, bytes, a time, a group's size, a
+                             // point, a digest, the length of an output
   std::uint64_t extra = 0;   // the point of a fence; the length of an output
   std::span<const paging::growth> batch{};
   std::span<const block_move> moves{};
@@ -148,6 +148,7 @@ void each_argument(journal_op op, Fields& fields) {
       return fields.extra();
     case journal_op::advance:
     case journal_op::resize:
+    case journal_op::evacuate:
     case journal_op::reset:
     case journal_op::invalidate_block:
     case journal_op::pin:
@@ -200,6 +201,7 @@ struct journal_outcome {
     case journal_op::remove_after:
     case journal_op::shortage:
     case journal_op::batch_shortage:
+    case journal_op::evacuate:
       return 1;
     default:
       return 0;

@@ -114,8 +114,12 @@ class what_if_run {
         if constexpr (!is_hybrid) cache_->expect(given.keyed, given.context, given.number);
         return;
       case journal_op::resize:
-        if constexpr (!is_hybrid) {
-          if (resizes_) static_cast<void>(cache_->resize(given.number));
+        if (resizes_) static_cast<void>(cache_->resize(given.number));
+        return;
+      case journal_op::evacuate:
+        if constexpr (is_hybrid) {
+          moves_.resize(static_cast<std::size_t>(std::min(given.number, cache_->pool().block_ids())));
+          cache_->evacuate(moves_);
         }
         return;
       case journal_op::collect:
@@ -380,6 +384,7 @@ class what_if_run {
   const key_uses* uses_;
   std::vector<access_hint> hints_;
   bool resizes_;
+  std::vector<group_copy> moves_;
   std::uint64_t matches_ = 0;
   std::uint64_t sequences_ = 0;
   std::uint64_t skipped_ = 0;
