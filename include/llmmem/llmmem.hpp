@@ -183,6 +183,7 @@
 #include <llmmem/paging/kv_forms.hpp>
 #include <llmmem/paging/kv_layout.hpp>
 #include <llmmem/paging/kv_memory.hpp>
+#include <llmmem/paging/kv_split.hpp>
 #include <llmmem/paging/kv_transfer.hpp>
 #include <llmmem/paging/layer_group.hpp>
 #include <llmmem/paging/named_forms.hpp>
