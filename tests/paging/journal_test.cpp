@@ -1,3 +1,4 @@
+#include <llmmem/paging/batch_scheduler.hpp>
 #include <llmmem/paging/journal.hpp>
 #include <llmmem/paging/journal_replay.hpp>
 
@@ -437,6 +438,32 @@ TEST_CASE("recording ends when the sink is full, and the cache continues") {
   while (reader.next()) {
   }
   CHECK(reader.end().records == cache.records());
+}
+
+TEST_CASE("a scheduler works on a journaled cache, which replays what it did") {
+  plain_journal cache({.blocks = 12, .block_tokens = 4, .max_sequences = 4}, memory_journal(1 << 16));
+  struct engine {
+    std::vector<std::vector<token_id>> texts;
+    std::span<const token_id> tokens(std::uint64_t user) noexcept { return texts[user]; }
+    void copy(const block_copy&) noexcept {}
+    void exhausted(std::uint64_t, const failure&) noexcept {}
+  } model;
+  model.texts.assign(3, prompt);
+  batch_scheduler scheduler(cache, model, {.max_running = 3, .max_requests = 3, .max_step_tokens = 8});
+  for (std::uint64_t user = 0; user < 3; ++user)
+    static_cast<void>(scheduler.submit(user).value());
+  for (int i = 0; i < 30; ++i) {
+    for (const scheduled_work& each : scheduler.step().value().work) {
+      std::vector<token_id>& text = model.texts[each.user];
+      if (each.first + each.count == text.size()) text.push_back(static_cast<token_id>(each.user));
+    }
+    scheduler.completed().value();
+  }
+  CHECK(scheduler.stats().preempted > 0);
+  cache.checkpoint();
+  const auto same = llmmem::paging::replay(cache.sink().bytes(), plain_cache_of);
+  if (same.divergence()) FAIL(same.divergence()->message());
+  CHECK(same.end().records == cache.records());
 }
 
 TEST_CASE("a sink may be a function") {
