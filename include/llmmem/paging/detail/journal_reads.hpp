@@ -19,8 +19,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// A base that passes the reads of `Journaled::cache()` on, so that a journaled cache can stand in for its
-/// cache in `batch_scheduler`, `export_sequence` and `import_sequence`.
+/// A base that passes the reads of `Journaled::cache()` on, so that a journaled cache can be used in place of
+/// its cache in `batch_scheduler`, `export_sequence` and `import_sequence`.
 /// @tparam Journaled  the derived class.
 template <class Journaled, class Cache>
 class journal_reads {
