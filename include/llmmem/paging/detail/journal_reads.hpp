@@ -25,7 +25,7 @@ namespace detail {
 template <class Journaled, class Cache>
 class journal_reads {
  public:
-  /// Whether the cache has groups of layers, and so no keys from outside, no compaction and no resizing.
+  /// Whether the cache has groups of layers: a `hybrid_allocator`, which lacks some calls and has others.
   static constexpr bool is_hybrid = journaled_hybrid_cache<Cache>;
 
   [[nodiscard]] result<void> check(sequence_id sequence) const noexcept { return of().check(sequence); }
