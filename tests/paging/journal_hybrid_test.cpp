@@ -1,3 +1,5 @@
+#include <llmmem/paging/batch_scheduler.hpp>
+#include <llmmem/paging/group_transfer.hpp>
 #include <llmmem/paging/hybrid_what_if.hpp>
 #include <llmmem/paging/journal.hpp>
 #include <llmmem/paging/journal_replay.hpp>
@@ -19,6 +21,7 @@
 #include "support/heap_counter.hpp"
 #include "support/journal_hybrid_world.hpp"
 #include "support/journal_world.hpp"
+#include "support/kv_side.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 
@@ -388,6 +391,57 @@ TEST_CASE("after a crash the contents of all groups are restored, without sequen
   CHECK(restored.cache().stats().sequences == 0);
   CHECK(restored.cache().cached_tokens(numbered(20)) == 16);
   CHECK(restored.cache().audit().empty());
+}
+
+TEST_CASE("a scheduler and a transfer between caches work on journaled caches, and replay") {
+  hybrid_options options = small();
+  options.budget_bytes = 14 * options.page_bytes;
+  hybrid_journal cache(options, memory_journal(1 << 18), "lru", named_evictions{"lru"});
+  struct engine {
+    std::vector<std::vector<token_id>> texts;
+    std::uint64_t copies = 0;
+    std::span<const token_id> tokens(std::uint64_t user) noexcept { return texts[user]; }
+    void copy(const group_copy&) noexcept { ++copies; }
+    void exhausted(std::uint64_t, const failure&) noexcept {}
+  } model;
+  for (std::size_t user = 0; user < 4; ++user)
+    model.texts.push_back(numbered(9 + 8 * user));
+  {
+    batch_scheduler scheduler(cache, model, {.max_running = 3, .max_requests = 4, .max_step_tokens = 16});
+    std::vector<request_ticket> tickets;
+    for (std::uint64_t user = 0; user < 4; ++user)
+      tickets.push_back(scheduler.submit(user).value());
+    for (int i = 0; i < 20; ++i) {
+      for (const scheduled_work& each : scheduler.step().value().work) {
+        std::vector<token_id>& text = model.texts[each.user];
+        if (each.first + each.count == text.size()) text.push_back(5);
+      }
+      scheduler.completed().value();
+    }
+    CHECK(scheduler.stats().computed_tokens > 60);
+    for (const request_ticket& each : tickets)
+      scheduler.finish(each).value();
+  }
+  CHECK(model.copies > 4);
+
+  std::vector<std::byte> memory(cache.pool().physical_bytes());
+  const std::vector<token_id> text = numbered(20);
+  const auto sent = cache.create().value();
+  const auto hit = cache.match(sent, text).value();
+  cache.append(sent, std::span(text).subspan(hit.tokens)).value();
+  cache.commit(sent).value();
+  wire line;
+  hybrid_journal other(small(), memory_journal(1 << 16), "lru", named_evictions{"lru"});
+  std::vector<std::byte> there(other.pool().physical_bytes());
+  export_sequence(cache, sent, text, group_memory{memory, 1}, line.sink()).value();
+  const auto received = import_sequence(other, group_memory{there, 1}, line.source()).value();
+  CHECK(other.tokens(received.sequence) == 20);
+  for (hybrid_journal* each : {&cache, &other}) {
+    each->checkpoint();
+    const auto same = paging::replay(each->sink().bytes(), hybrid_of);
+    if (same.divergence()) FAIL(same.divergence()->message());
+    CHECK(same.end().records == each->records());
+  }
 }
 
 TEST_CASE("a replay of any contents of records over groups ends with a sound cache") {

@@ -1,3 +1,4 @@
+#include <llmmem/paging/batch_scheduler.hpp>
 #include <llmmem/paging/journal.hpp>
 #include <llmmem/paging/journal_replay.hpp>
 
@@ -14,6 +15,7 @@
 
 #include "support/heap_counter.hpp"
 #include "support/journal_world.hpp"
+#include "support/kv_side.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 
@@ -438,6 +440,51 @@ TEST_CASE("recording ends when the sink is full, and the cache continues") {
   while (reader.next()) {
   }
   CHECK(reader.end().records == cache.records());
+}
+
+TEST_CASE("a scheduler and a transfer work on journaled caches, which replay what they did") {
+  plain_journal cache({.blocks = 12, .block_tokens = 4, .max_sequences = 4}, memory_journal(1 << 16));
+  struct engine {
+    std::vector<std::vector<token_id>> texts;
+    std::span<const token_id> tokens(std::uint64_t user) noexcept { return texts[user]; }
+    void copy(const block_copy&) noexcept {}
+    void exhausted(std::uint64_t, const failure&) noexcept {}
+  } model;
+  model.texts.assign(3, prompt);
+  batch_scheduler scheduler(cache, model, {.max_running = 3, .max_requests = 3, .max_step_tokens = 8});
+  std::vector<request_ticket> tickets;
+  for (std::uint64_t user = 0; user < 3; ++user)
+    tickets.push_back(scheduler.submit(user).value());
+  for (int i = 0; i < 30; ++i) {
+    for (const scheduled_work& each : scheduler.step().value().work) {
+      std::vector<token_id>& text = model.texts[each.user];
+      if (each.first + each.count == text.size()) text.push_back(static_cast<token_id>(each.user));
+    }
+    scheduler.completed().value();
+  }
+  CHECK(scheduler.stats().preempted > 0);
+  for (const request_ticket& each : tickets)
+    scheduler.finish(each).value();
+
+  const kv_layout layout{.layers = 1, .heads = 1, .head_dim = 2, .block_tokens = 4, .model = 5};
+  plain_journal other({.blocks = 4, .block_tokens = 4}, memory_journal(1 << 12));
+  std::vector<std::byte> here(layout.total_bytes(cache.max_physical_blocks()));
+  std::vector<std::byte> there(layout.total_bytes(other.max_physical_blocks()));
+  const auto sent = cache.create().value();
+  cache.append(sent, prompt).value();
+  cache.commit(sent).value();
+  wire line;
+  export_sequence(cache, sent, prompt, {}, kv_memory{here.data(), cache.max_physical_blocks(), layout},
+                  line.sink())
+      .value();
+  const kv_memory to{there.data(), other.max_physical_blocks(), layout};
+  CHECK(import_sequence(other, to, line.source()).value().tokens == 8);
+  for (plain_journal* each : {&cache, &other}) {
+    each->checkpoint();
+    const auto same = llmmem::paging::replay(each->sink().bytes(), plain_cache_of);
+    if (same.divergence()) FAIL(same.divergence()->message());
+    CHECK(same.end().records == each->records());
+  }
 }
 
 TEST_CASE("a sink may be a function") {

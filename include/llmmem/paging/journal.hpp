@@ -9,11 +9,11 @@
 #include <llmmem/paging/detail/journal_digest.hpp>
 #include <llmmem/paging/detail/journal_fences.hpp>
 #include <llmmem/paging/detail/journal_format.hpp>
+#include <llmmem/paging/detail/journal_reads.hpp>
 #include <llmmem/paging/detail/journal_record.hpp>
 #include <llmmem/paging/detail/journal_writer.hpp>
 #include <llmmem/paging/hybrid_types.hpp>
 #include <llmmem/paging/journal_types.hpp>
-#include <llmmem/paging/layer_group.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/fence.hpp>
@@ -49,6 +49,8 @@ namespace paging {
 /// passed: 8 x `max_sequences` of them, consecutive equal ones counted once. A call with one fence more is
 /// refused with `errc::deferred_full`, has changed nothing, and is not recorded.
 ///
+/// `batch_scheduler`, `export_sequence` and `import_sequence` take this object in place of its allocator.
+///
 /// **Pressure.** `options.pressure` may call this object, as it may call the allocator. The journal records
 /// these operations inside the operation that caused the pressure, and a replay repeats them there.
 ///
@@ -70,16 +72,14 @@ namespace paging {
 /// @par Errors   as the allocator. When the sink refuses bytes, recording ends permanently (`recording()`),
 ///   and the cache continues: a failing journal fails no request.
 template <class Cache, journal_sink Sink, fence Fence = host_fence>
-class journaled {
+class journaled : public detail::journal_reads<journaled<Cache, Sink, Fence>, Cache> {
  public:
   using options_type = typename detail::types_of<Cache>::options;
   using append_type = typename detail::types_of<Cache>::grown;  ///< the result of `append`
   using leave_type = typename detail::types_of<Cache>::leave;   ///< the watermark of `append_batch`
-  using stats_type = typename detail::types_of<Cache>::stats;
 
-  /// Whether the cache has groups of layers, and so no keys from outside, and `evacuate` in place of
-  /// `compact`.
-  static constexpr bool is_hybrid = detail::journaled_hybrid_cache<Cache>;
+  using reads = detail::journal_reads<journaled, Cache>;
+  using reads::is_hybrid;
 
   static_assert(std::is_same_v<typename Cache::fence_type, recorded_fence>,
                 "Traits::fence of a journaled cache must be recorded_fence");
@@ -337,32 +337,10 @@ class journaled {
 
   // The state of the cache
 
-  /// Gives access to all calls that change nothing: stats, audit, block tables, cost, index.
+  /// Gives access to all calls that change nothing. Those that an engine makes in each step, such as `cost`
+  /// and `tokens`, can be made on this object, too.
   [[nodiscard]] const Cache& cache() const noexcept { return cache_; }
   [[nodiscard]] typename Cache::observer_type& observer() noexcept { return cache_.observer(); }
-  [[nodiscard]] result<void> check(sequence_id sequence) const noexcept { return cache_.check(sequence); }
-  [[nodiscard]] std::uint64_t tokens(sequence_id sequence) const noexcept { return cache_.tokens(sequence); }
-  [[nodiscard]] std::uint64_t prefix_tokens(sequence_id sequence) const noexcept {
-    return cache_.prefix_tokens(sequence);
-  }
-  [[nodiscard]] std::uint64_t epoch() const noexcept { return cache_.epoch(); }
-  [[nodiscard]] std::span<const block_id> blocks(sequence_id sequence) const noexcept LLMMEM_LIFETIMEBOUND
-    requires(!is_hybrid)
-  {
-    return cache_.blocks(sequence);
-  }
-  [[nodiscard]] std::span<const block_id> table(sequence_id sequence,
-                                                std::size_t group) const noexcept LLMMEM_LIFETIMEBOUND
-    requires is_hybrid
-  {
-    return cache_.table(sequence, group);
-  }
-  [[nodiscard]] std::span<const layer_group> groups() const noexcept LLMMEM_LIFETIMEBOUND
-    requires is_hybrid
-  {
-    return cache_.groups();
-  }
-  [[nodiscard]] stats_type stats() const noexcept { return cache_.stats(); }
 
  private:
   class interruptible;

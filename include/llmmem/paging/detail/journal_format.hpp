@@ -30,7 +30,6 @@ struct journal_types {
   using header = journal_header;
   using grown = append_result;
   using leave = std::uint64_t;
-  using stats = paged_stats;
   /// Calls of a `deferred_frees` that wait at once, per sequence.
   static constexpr std::uint64_t fences = 4;
 };
@@ -41,7 +40,6 @@ struct journal_types<journal_format::hybrid> {
   using header = paging::hybrid_journal_header;
   using grown = hybrid_append;
   using leave = std::span<const std::uint64_t>;
-  using stats = hybrid_stats;
   /// Twice as many, because each sequence has a fence, and `read_until` replaces it before it has passed.
   static constexpr std::uint64_t fences = 8;
 };
