@@ -10,6 +10,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -164,7 +165,7 @@ std::vector<double> expected_row(const latent_world& world, const std::vector<fl
 
 TEST_SUITE("latent_tokens") {
   TEST_CASE("published records have the bytes that they are named by, and different fingerprints") {
-    constexpr std::uint64_t bytes[] = {1152, 576, 656, 656, 584, 432, 368, 352};
+    constexpr std::uint64_t bytes[] = {1152, 576, 656, 656, 584, 432, 368, 352, 2304};
     std::set<std::uint64_t> seen;
     for (std::size_t i = 0; i < all_records.size(); ++i) {
       CAPTURE(all_records[i].name);
@@ -249,7 +250,7 @@ TEST_SUITE("latent_tokens") {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
       const auto order = static_cast<block_order>(random() % block_order_count);
-      latent_world world(random, all_records[seed % all_records.size()].record, types[seed / 8 % 3], order);
+      latent_world world(random, all_records[seed % all_records.size()].record, types[seed / 9 % 3], order);
       if (seed % 3 == 0) world.outer = 0.37F;
       const std::vector<std::byte> expected = expected_cache(world);
       std::vector<std::byte> cache = world.cache;
@@ -367,7 +368,7 @@ TEST_SUITE("latent_tokens") {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
       const auto order = static_cast<block_order>(random() % block_order_count);
-      latent_world world(random, all_records[seed % all_records.size()].record, types[seed / 8 % 3], order);
+      latent_world world(random, all_records[seed % all_records.size()].record, types[seed / 9 % 3], order);
       if (seed % 3 == 0) world.outer = 0.37F;
       std::vector<std::byte> cache = appended(world);
       const std::vector<float> values = gathered(world, cache);
@@ -507,6 +508,55 @@ TEST_SUITE("latent_tokens") {
                                             .place = paging::scale_place::after_vector},
                              .rotary_dim = 64};
     CHECK(attend(world, cache, host_executor{}) == made);
+  }
+
+  TEST_CASE("the errors of records, over normal latents with large channels, are those of their codes") {
+    // Latents of unit size with every 64th channel eight times as large; rotary elements four times as large.
+    const auto values_in = [&](const latent_record& record) {
+      std::mt19937_64 random(9);
+      latent_world world(random, record, dtype::f32);
+      const auto fill = [&](std::vector<std::byte>& to, std::uint32_t elements, float size,
+                            bool has_outliers) {
+        for (std::size_t i = 0; i < to.size() / 4; ++i) {
+          float sum = -6;
+          for (int n = 0; n < 12; ++n)
+            sum += static_cast<float>(random() % 65'536) / 65'536;
+          const bool is_large = has_outliers && i % elements % 64 == 5;
+          store_element(dtype::f32, to.data() + 4 * i, sum * size * (is_large ? 8.0F : 1.0F));
+        }
+      };
+      fill(world.latents, record.latents, 1, true);
+      fill(world.rotary, record.rotary, 4, false);
+      std::vector<std::byte> cache = appended(world);
+      const std::vector<float> found = gathered(world, cache);
+      double errors[2] = {0, 0};
+      double sizes[2] = {0, 0};
+      for (std::size_t t = 0; t < world.slots.size(); ++t) {
+        for (std::uint32_t i = 0; i < record.key_elements(); ++i) {
+          const bool is_rotary = i >= record.latents;
+          const float right = is_rotary ? world.number(world.rotary, t * record.rotary + i - record.latents)
+                                        : world.number(world.latents, t * record.latents + i);
+          const double apart =
+              static_cast<double>(found[t * record.key_elements() + i]) - static_cast<double>(right);
+          errors[is_rotary ? 1 : 0] += apart * apart;
+          sizes[is_rotary ? 1 : 0] += static_cast<double>(right) * static_cast<double>(right);
+        }
+      }
+      return std::array{std::sqrt(errors[0] / sizes[0]), std::sqrt(errors[1] / sizes[1])};
+    };
+    const auto check = [&](const latent_record& record, double latents, double rotary) {
+      const std::array found = values_in(record);
+      CHECK(std::abs(found[0] - latents) <= 0.02 * latents);
+      CHECK(std::abs(found[1] - rotary) <= 0.02 * rotary);
+    };
+    check(paging::bf16_mla, 0.00188, 0.00170);
+    check(paging::fp8_mla, 0.0273, 0.0273);
+    check(paging::fp8_ds_mla, 0.0187, 0.00170);
+    check(paging::fp8_ds_mla_flashmla, 0.0273, 0.00170);
+    check(paging::fp8_v4_mla, 0.0268, 0.00162);
+    check(paging::nvfp4_ds_mla_432, 0.1005, 0.00170);
+    check(paging::nvfp4_ds_mla_368, 0.0986, 0.0262);
+    check(paging::nvfp4_ds_mla, 0.1084, 0.0273);
   }
 
   TEST_CASE("what records do not take is refused with a reason, and nothing is written") {

@@ -385,3 +385,53 @@ TEST_CASE("the program reports a split, and refuses impossible ones") {
           "--tier-dir is about the tiers, and has no effect with --split; leave it out");
   refused({"--device-blocks", "8"}, "or --split device=N,host=N for a device and its host");
 }
+
+TEST_CASE(
+    "a model with latents answers alike over a paged cache of each record, token by token, and expanded") {
+  const std::vector<std::string> small{"--model",    "mla", "--requests",     "3",  "--prefix",      "10",
+                                       "--own",      "5",   "--answer",       "9",  "--chunk",       "4",
+                                       "--layers",   "2",   "--latents",      "32", "--rotary",      "8",
+                                       "--head-dim", "16",  "--value-dim",    "16", "--query-heads", "5",
+                                       "--window",   "12",  "--block-tokens", "4",  "--json"};
+  std::vector<double> errors;
+  for (const char* const form : {"f32", "bf16", "fp8_ds_mla", "nvfp4_ds_mla"}) {
+    CAPTURE(form);
+    std::vector<std::string> arguments = small;
+    arguments.insert(arguments.end(), {"--kv", form});
+    const bool is_last = std::string_view(form) == "nvfp4_ds_mla";
+    if (!is_last) arguments.emplace_back("--no-errors");
+    const outcome ran = run(arguments);
+    CHECK(ran.status == example::exit_status::success);
+    const auto found = nlohmann::json::parse(ran.out);
+    CHECK(found["model"] == "mla");
+    CHECK(found["kv"] == form);
+    CHECK(found["identical"] == true);
+    for (const char* const other : {"contiguous_digest", "permuted_digest", "one_by_one_digest"})
+      CHECK(found[other] == found["digest"]);
+    CHECK(found["shared_tokens"] > 0);
+    CHECK(found["copies_on_write"] > 0);
+    CHECK(found["expanded_most"] > 0);
+    CHECK(found["expanded_most"] < 1e-4 * found["logits_rms"].get<double>());
+    if (!is_last) continue;
+    for (const auto& each : found["errors"])
+      errors.push_back(each["rms"].get<double>());
+  }
+  REQUIRE(errors.size() == 3);
+  CHECK(errors[0] > 1e-4);  // of bf16
+  CHECK(errors[1] > 3 * errors[0]);
+  CHECK(errors[2] > errors[1]);
+  CHECK(errors[2] < 0.5);
+  const auto refused = [](const std::vector<std::string>& arguments, const char* why) {
+    const outcome came = run(arguments);
+    CHECK(came.status == example::exit_status::wrong_usage);
+    CHECK(came.notes.find(why) != std::string::npos);
+  };
+  refused({"--model", "moe"}, "--model \"moe\": no such model; there are gqa, mla");
+  refused({"--model", "mla", "--kv", "int8"},
+          "no record of latents; with --model mla there are f32, bf16, fp8_ds_mla, nvfp4_ds_mla");
+  refused({"--model", "mla", "--latents", "24"}, "must be a multiple of 16, a group of nvfp4_ds_mla");
+  refused({"--model", "mla", "--rotary", "12"}, "must be a multiple of 8");
+  refused({"--model", "mla", "--split", "device=1,host=1"},
+          "--split is not for --model mla, whose cache has one head of records; leave it out");
+  refused({"--latents", "64"}, "--latents is about a model with latents; give --model mla");
+}

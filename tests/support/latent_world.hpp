@@ -33,7 +33,7 @@ struct named_record {
   std::string_view name{};
   latent_record record{};
 };
-inline constexpr std::array<named_record, 8> all_records{
+inline constexpr std::array<named_record, 9> all_records{
     {{"bf16", llmmem::paging::bf16_mla},
      {"fp8", llmmem::paging::fp8_mla},
      {"fp8_ds", llmmem::paging::fp8_ds_mla},
@@ -41,7 +41,8 @@ inline constexpr std::array<named_record, 8> all_records{
      {"fp8_v4", llmmem::paging::fp8_v4_mla},
      {"nvfp4_432", llmmem::paging::nvfp4_ds_mla_432},
      {"nvfp4_368", llmmem::paging::nvfp4_ds_mla_368},
-     {"nvfp4", llmmem::paging::nvfp4_ds_mla}}};
+     {"nvfp4", llmmem::paging::nvfp4_ds_mla},
+     {"f32", llmmem::paging::f32_mla}}};
 
 /// The numbers of codes, smallest first.
 [[nodiscard]] inline std::vector<float> code_numbers(llmmem::dtype code) {
@@ -155,6 +156,10 @@ class record_by_definition {
       if (!is_code) {
         // Devices have one NaN of bf16.
         const bool is_nan = std::isnan(values[i]) && element == dtype::bf16;
+        if (element == dtype::f32) {
+          store(row_, at + 4 * place, values[i]);
+          continue;
+        }
         store_element(element, row_.data() + at + 2 * place, values[i]);
         if (is_nan) std::memset(row_.data() + at + 2 * place, 0xFF, 1);
         if (is_nan) row_[at + 2 * place + 1] = std::byte{0x7F};

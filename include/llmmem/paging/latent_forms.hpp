@@ -55,8 +55,8 @@ enum class record_fault : std::uint8_t {
     case record_fault::no_latents:
       return "latents is 0; a record holds at least 8";
     case record_fault::element:
-      return "latent_element is bf16, f16, fp8_e4m3 or fp4_e2m1, and rotary_element bf16, f16 or fp8_e4m3; "
-             "the record has another";
+      return "latent_element is f32, bf16, f16, fp8_e4m3 or fp4_e2m1, and rotary_element f32, bf16, f16 or "
+             "fp8_e4m3; the record has another";
     case record_fault::vectors:
       return "latents and rotary must be multiples of 8: a lane reads eight elements";
     case record_fault::length:

@@ -115,6 +115,10 @@ struct latent_record {
 /// vLLM's `concat_and_cache_mla` in bf16: 512 latents, 64 rotary elements, 1,152 bytes.
 inline constexpr latent_record bf16_mla{};
 
+/// Floats, to compare others with: 2,304 bytes.
+inline constexpr latent_record f32_mla{
+    .latent_element = dtype::f32, .rotary_element = dtype::f32, .row_bytes = 2304, .rotary_at = 2048};
+
 /// One e4m3 element for each latent and rotary element, with one scale of the caller: 576 bytes. TensorRT-LLM
 /// and dense FlashMLA. Its rotary part is rounded like the latents, so its error is the largest of all.
 inline constexpr latent_record fp8_mla{

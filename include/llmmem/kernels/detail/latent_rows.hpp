@@ -17,6 +17,7 @@
 #include <llmmem/paging/latent_record.hpp>
 #include <llmmem/result.hpp>
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -63,8 +64,8 @@ struct latent_plane {
     if (bytes != record.after_rows || layout.tokens_of(scales) != layout.block_tokens)
       return failure{errc::unsupported_layout, 11, record.after_rows, bytes, who};
   }
-  const std::uint64_t unit =
-      std::max(bits_of(record.latent_element), record.rotary == 0 ? 0 : bits_of(record.rotary_element));
+  const std::uint64_t unit = std::min<std::uint64_t>(
+      std::max(bits_of(record.latent_element), record.rotary == 0 ? 0 : bits_of(record.rotary_element)), 16);
   if (const std::uint32_t width = plane_width(kv_plane_of(memory, 0)); width < unit)
     return failure{errc::bad_granularity, 0, width, unit, who};
   if (scales == 0) return {};
@@ -122,10 +123,6 @@ struct latent_row {
   return out;
 }
 
-[[nodiscard]] LLMMEM_HD constexpr bool is_record_code(dtype element) noexcept {
-  return element == dtype::fp8_e4m3 || element == dtype::fp4_e2m1;
-}
-
 /// The number of a scale's byte, or of its four.
 [[nodiscard]] LLMMEM_HD inline float float_of_scale(paging::latent_scale type,
                                                     std::uint32_t stored) noexcept {
@@ -167,6 +164,16 @@ struct latent_row {
   const dtype element = pack < plane.latent_packs ? plane.record.latent_element : plane.record.rotary_element;
   const std::byte* const from = pack_at(plane, at, pack);
   attention_floats out{};
+  if (element == dtype::f32) {
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < attention_pack; i += 4) {
+      const packet<16> in = load_packet<16>(from + std::size_t{4} * i);
+      LLMMEM_UNROLL
+      for (unsigned k = 0; k < 4; ++k)
+        out.of[i + k] = float_of_bits(in.words[k]);
+    }
+    return out;
+  }
   if (!is_record_code(element)) {
     const packet<16> in = load_packet<16>(from);
     LLMMEM_UNROLL
@@ -250,6 +257,14 @@ LLMMEM_HD inline void write_pack(const latent_plane& plane, const latent_row& at
                                  const attention_floats& values, float factor) noexcept {
   const dtype element = pack < plane.latent_packs ? plane.record.latent_element : plane.record.rotary_element;
   std::byte* const to = pack_at(plane, at, pack);
+  if (element == dtype::f32) {
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < attention_pack; i += 4)
+      store_packet<16>(to + std::size_t{4} * i,
+                       packet<16>{{bits_of_float(values.of[i]), bits_of_float(values.of[i + 1]),
+                                   bits_of_float(values.of[i + 2]), bits_of_float(values.of[i + 3])}});
+    return;
+  }
   if (!is_record_code(element)) {
     packet<16> out{};
     LLMMEM_UNROLL

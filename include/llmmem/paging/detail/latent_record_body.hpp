@@ -11,8 +11,6 @@
 
 namespace llmmem {
 inline namespace v0 {
-namespace paging {
-
 namespace detail {
 
 /// A part of a row, in bytes.
@@ -22,31 +20,37 @@ struct record_bytes {
   std::uint64_t unit = 1;  // divides its address
 };
 
-[[nodiscard]] constexpr bool is_record_code(dtype element) noexcept {
+/// Whether records hold codes of that type, which a scale multiplies.
+[[nodiscard]] LLMMEM_HD constexpr bool is_record_code(dtype element) noexcept {
   return element == dtype::fp8_e4m3 || element == dtype::fp4_e2m1;
 }
 
 /// Checks that parts are inside `size` bytes, aligned, and share none.
-[[nodiscard]] constexpr record_fault check_places(const record_bytes* parts, std::size_t count,
-                                                  std::uint64_t size) noexcept {
+[[nodiscard]] constexpr paging::record_fault check_places(const record_bytes* parts, std::size_t count,
+                                                          std::uint64_t size) noexcept {
   for (std::size_t i = 0; i < count; ++i) {
     if (parts[i].bytes == 0) continue;
-    if (parts[i].from + parts[i].bytes > size) return record_fault::row;
-    if (parts[i].from % parts[i].unit != 0 || size % parts[i].unit != 0) return record_fault::alignment;
+    if (parts[i].from + parts[i].bytes > size) return paging::record_fault::row;
+    if (parts[i].from % parts[i].unit != 0 || size % parts[i].unit != 0)
+      return paging::record_fault::alignment;
     for (std::size_t k = 0; k < i; ++k) {
       if (parts[k].bytes != 0 && parts[i].from < parts[k].from + parts[k].bytes &&
           parts[k].from < parts[i].from + parts[i].bytes)
-        return record_fault::overlap;
+        return paging::record_fault::overlap;
     }
   }
-  return record_fault::none;
+  return paging::record_fault::none;
 }
 
 }  // namespace detail
 
+namespace paging {
+
 constexpr record_fault latent_record::fault() const noexcept {
   if (latents == 0) return record_fault::no_latents;
-  const auto is_wide = [](dtype element) { return element == dtype::bf16 || element == dtype::f16; };
+  const auto is_wide = [](dtype element) {
+    return element == dtype::bf16 || element == dtype::f16 || element == dtype::f32;
+  };
   if (!is_wide(latent_element) && !detail::is_record_code(latent_element)) return record_fault::element;
   if (!is_wide(rotary_element) && rotary_element != dtype::fp8_e4m3) return record_fault::element;
   if (latents % 8 != 0 || rotary % 8 != 0) return record_fault::vectors;
@@ -70,8 +74,8 @@ constexpr record_fault latent_record::fault() const noexcept {
   const auto bytes_of_elements = [](std::uint64_t count, dtype element) {
     return count * bits_of(element) / 8;
   };
-  // A lane reads eight elements at once: as many bytes as an element has bits.
-  const auto unit_of = [](dtype element) { return bits_of(element); };
+  // A lane reads eight elements at once: as many bytes as an element has bits, 16 with each access.
+  const auto unit_of = [](dtype element) { return bits_of(element) < 16 ? bits_of(element) : 16; };
   const detail::record_bytes scale_part{scales_at, std::uint64_t{scales()} * scale_bytes(),
                                         scale_bytes() == 0 ? 1 : scale_bytes()};
   const detail::record_bytes pad_part{pad_at, pad_bytes, 1};
@@ -120,7 +124,7 @@ constexpr std::uint64_t latent_record::fingerprint() const noexcept {
                                  pad_bytes,
                                  block_multiple,
                                  rotary_in_values ? 1U : 0U};
-  llmmem::detail::siphash_state<2, 4> state({.low = 0x6C61'7465'6E74'2072ULL, .high = 0x6563'6F72'6431ULL});
+  detail::siphash_state<2, 4> state({.low = 0x6C61'7465'6E74'2072ULL, .high = 0x6563'6F72'6431ULL});
   for (const std::uint64_t word : words)
     state.absorb(word);
   return state.finish(0, sizeof(words)).low | 1U;
@@ -128,7 +132,7 @@ constexpr std::uint64_t latent_record::fingerprint() const noexcept {
 
 constexpr kv_layout latent_layout(kv_layout shape, const latent_record& record) {
   static_cast<void>(record.checked());
-  llmmem::detail::siphash_state<2, 4> state({.low = 0x6C61'7465'6E74'206DULL, .high = 0x6F64'656CULL});
+  detail::siphash_state<2, 4> state({.low = 0x6C61'7465'6E74'206DULL, .high = 0x6F64'656CULL});
   state.absorb(record.fingerprint());
   state.absorb(shape.model);
   shape.model = state.finish(0, 2 * sizeof(std::uint64_t)).low | 1U;
