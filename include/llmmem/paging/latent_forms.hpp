@@ -47,7 +47,7 @@ enum class record_fault : std::uint8_t {
   block_multiple,
 };
 
-/// Returns how to mend a record.
+/// Returns how to repair a record.
 [[nodiscard]] LLMMEM_COLD constexpr const char* sentence_of(record_fault fault) noexcept {
   switch (fault) {
     case record_fault::none:

@@ -94,7 +94,7 @@ class latent_tokens_work {
         own[lane].largest[slot] = largest_of(own[lane].of[slot]);
       }
     });
-    // Groups begin at multiples of their length, so none lies in two slots; 32 lanes hold one of 256
+    // Groups begin at multiples of their length, so none is in two slots; 32 lanes hold one of 256
     // elements.
     LLMMEM_UNROLL
     for (std::uint32_t slot = 0; slot < latent_key_slots; ++slot)
