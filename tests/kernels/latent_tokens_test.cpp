@@ -475,6 +475,53 @@ TEST_SUITE("latent_tokens") {
     }
   }
 
+  TEST_CASE("context-parallel ranks hold records in turn, and their parts merge to the whole") {
+    for (const auto seed : seeds(8, 8)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      latent_world world(random, all_records[seed % all_records.size()].record, dtype::f32);
+      world.options.split = {};
+      std::vector<std::byte> cache = appended(world);
+      const latent_result whole = attend(world, cache, host_executor{});
+      const std::uint64_t rows = world.sequences.size();
+      const attention_part_shape shape{rows, world.query_heads, world.record.value_elements()};
+      std::vector<float> memory[2];
+      attention_part parts[2];
+      for (std::uint32_t rank = 0; rank < 2; ++rank) {
+        // Token t is token t / 2 of rank t % 2.
+        std::vector<std::byte> held = world.cache;
+        std::size_t at = 0;
+        for (std::size_t sequence = 0; sequence < world.tokens.size(); ++sequence) {
+          for (std::int32_t t = 0; t < world.tokens[sequence]; ++t, ++at) {
+            if (static_cast<std::uint32_t>(t) % 2 != rank) continue;
+            world.slots[at] = world.slot_of(static_cast<std::int32_t>(sequence), t / 2);
+            append(world, held, host_executor{}, at, at + 1);
+          }
+        }
+        kv_memory rank_memory = memory_of(world, held);
+        rank_memory.layout.part = {.cp_rank = rank, .cp_size = 2};
+        memory[rank].assign(attention_part_bytes(shape) / sizeof(float), 0);
+        const auto part = attention_part_in(std::as_writable_bytes(std::span(memory[rank])), shape).value();
+        attention_options options = world.options;
+        options.scales.keys = &world.outer;
+        paged_attention_part(
+            host_executor{}, world.tables(),
+            {.rows = rows, .sequences = world.sequences.data(), .lengths = world.lengths.data()},
+            world.query_rows(world.queries.data()), part, rank_memory, latent_world::layer, {}, options)
+            .value();
+        parts[rank] = part;
+      }
+      std::vector<std::byte> merged(world.out_bytes());
+      merge_attention(host_executor{}, shape, parts, merged_attention<>{.out = world.out_rows(merged.data())})
+          .value();
+      double worst = 0;
+      for (std::size_t i = 0; i < merged.size() / 4; ++i)
+        worst = std::max(worst, std::abs(static_cast<double>(world.number(merged, i)) -
+                                         static_cast<double>(world.number(whole.out, i))));
+      CHECK(worst < 2e-6);
+    }
+  }
+
   TEST_CASE("copies to another order, and a layout that describes the record's parts, keep every bit") {
     for (const auto seed : seeds(8, 8)) {
       CAPTURE(seed);
