@@ -3,7 +3,6 @@
 /// against attention to the keys and values that the latents stand for.
 #pragma once
 
-#include <llmmem/error.hpp>
 #include <llmmem/paging/latent_record.hpp>
 
 #include <fmt/format.h>
@@ -16,6 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "paged_decode/comparison.hpp"
@@ -126,22 +126,16 @@ struct latent_finding {
     out.one_by_one = service(absorbed, cache, plan).run();
   }
   host_place place;
-  const auto run = [&](const paged_config& how) {
-    paged_cache<host_place> cache(shape, how, place);
-    service_result result = service(absorbed, cache, what.plan).run();
-    if (const auto wrong = cache.allocator().audit(); !wrong.empty())
-      throw llmmem::error("paged_decode: the allocator's audit says: " + wrong.front());
-    out.counts = cache.counts();
-    out.bytes_per_token = cache.bytes_per_token();
-    return result;
-  };
   paged_config how = what.large_enough();
   how.record = record;
   const std::uint64_t order = how.permutation;
   how.permutation = another_order(order, what.plan.seed);
-  out.permuted = run(how);
+  out.permuted = run_paged(absorbed, what, how, place).result;
   how.permutation = order;
-  out.paged = run(how);
+  auto paged = run_paged(absorbed, what, how, place);
+  out.paged = std::move(paged.result);
+  out.counts = paged.counts;
+  out.bytes_per_token = paged.bytes_per_token;
   // The same tokens for all others.
   const auto told = [&](const latent_model& of, auto&& cache) {
     std::vector<std::vector<float>> logits;

@@ -149,7 +149,8 @@ inline constexpr latent_record fp8_ds_mla_flashmla{.latent_element = dtype::fp8_
 
 /// DeepSeek-V4 as FlashMLA's quantiser writes it: rows of 448 e4m3 codes and 64 rotary elements in bf16, and
 /// after all rows of a block seven powers of two and a byte of zero for each token; 584 bytes a token, blocks
-/// padded to a multiple of 576. Values are whole keys.
+/// padded to a multiple of 576. Values are whole keys, so the caller turns the rotary part of outputs back
+/// (ROCm/ATOM #1795).
 inline constexpr latent_record fp8_v4_mla{.latents = 448,
                                           .latent_element = dtype::fp8_e4m3,
                                           .row_bytes = 576,
