@@ -402,8 +402,18 @@ TEST_SUITE("latent_tokens") {
       world.options.window = 0;
       world.options.split = {};
       std::vector<std::byte> cache = appended(world);
+      for (std::size_t row = 1; row < world.sequences.size(); row += 2) {
+        world.sequences[row] = world.sequences[row - 1];
+        world.lengths[row] = world.lengths[row - 1];
+      }
       const latent_result whole = attend(world, cache, host_executor{});
       const std::uint64_t rows = world.sequences.size();
+      // Two rows that share their tokens: the same bits.
+      CHECK(attend(world, cache, host_executor{}, world.tables(), world.options,
+                   {.rows = rows,
+                    .sequences = world.sequences.data(),
+                    .lengths = world.lengths.data(),
+                    .shared = 2}) == whole);
       // Lists that name each row's tokens in order: the same bits.
       const std::int32_t stride = 32;
       std::vector<std::int32_t> listed(rows * static_cast<std::uint64_t>(stride), -1);
