@@ -14,6 +14,7 @@
 #include "common/program.hpp"
 #include "paged_decode/command_line.hpp"
 #include "paged_decode/comparison.hpp"
+#include "paged_decode/latent_report.hpp"
 
 namespace paged_decode {
 
