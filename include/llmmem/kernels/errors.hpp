@@ -58,8 +58,8 @@ namespace detail {
       return "attention over latents needs options.scale, the scale of a head before absorption "
              "(1 / sqrt(192) in DeepSeek-V3): the length of a latent does not say it";
     case 13:
-      return "attention over latents has the arithmetic reproducible alone: tensor cores and the host's "
-             "vectors take vectors of up to 256 elements; choose attention_arithmetic::reproducible";
+      return "tensor cores take vectors of 64 or 128 elements, and latents have more; choose "
+             "attention_arithmetic::reproducible, or host_vectors with a host_vector_executor";
     case 8:
       return "the kernel takes keys that are not rotated, but the layout has key_scales.is_rotated; bounds "
              "of "
@@ -125,8 +125,8 @@ inline constexpr error_code no_device_code = detail::code_of<91>(detail::kernels
 /// A kernel does not support caches of that layout: index = the part of it, 0 its planes, 1 `value_element`,
 /// 2 `rotary_dim`, 3 `part.cp_size`, 4 and 5 its scales, 6 scales by channel, 8 `is_rotated`,
 /// 9 scales for tensor cores, 10 a record of latents (wanted = its `record_fault`), 11 a layout without
-/// its rows, 12 a scale of 0, 13 another arithmetic; wanted = what the kernel supports, found = what the
-/// layout says.
+/// its rows, 12 a scale of 0, 13 tensor cores over latents; wanted = what the kernel supports, found = what
+/// the layout says.
 inline constexpr error_code unsupported_layout = detail::code_of<92>(detail::kernels_errors);
 
 }  // namespace errc

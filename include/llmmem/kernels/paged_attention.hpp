@@ -148,7 +148,7 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 ///      codes or scales in other forms than those above, for scales with tensor cores, for a rotary part, for
 ///      a `value_element` of its own without scales, and for a layout of a part of the tokens
 ///      (`part.cp_size`), of which `paged_attention_part` makes a part, and of latents for a record that is
-///      invalid or that the layout does not hold, a scale of 0, and another arithmetic than `reproducible`;
+///      invalid or that the layout does not hold, a scale of 0, and tensor cores;
 ///      `errc::size_mismatch` for query heads
 ///      that are 0 or not a multiple of the cache's, `shared` rows that do not divide the rows, shares whose
 ///      number of tokens is not a multiple of 8, vector lengths that `tensor_cores` does not take, and a

@@ -130,7 +130,7 @@ struct attention_request {
     return failure{errc::size_mismatch, 0, 0, layout.heads, "paged_attention: query_heads is not given"};
   if (of.options.scale == 0)
     return failure{errc::unsupported_layout, 12, 0, 0, "paged_attention: options.scale"};
-  if (of.options.arithmetic != attention_arithmetic::reproducible)
+  if (of.options.arithmetic == attention_arithmetic::tensor_cores)
     return failure{errc::unsupported_layout, 13, 0, static_cast<std::uint64_t>(of.options.arithmetic),
                    "paged_attention: options.arithmetic"};
   return {};
@@ -442,9 +442,14 @@ result<void> attend(const Run& run, const Tables& tables, const attention_reques
   const std::uint32_t lanes = attention_lanes(layout);
   const attention_arithmetic arithmetic = of.options.arithmetic;
   const auto attend_shares = [&]() -> result<void> {
-    if (of.options.latents != nullptr)
-      return run.each(latent_attention_work<Tables>(
-          shape, tables, latent_plane_of(of.cache, *of.options.latents, of.options.scales.keys)));
+    if (of.options.latents != nullptr) {
+      const latent_plane plane = latent_plane_of(of.cache, *of.options.latents, of.options.scales.keys);
+      if constexpr (vector_run<Run, Tables>) {
+        if (arithmetic == attention_arithmetic::host_vectors)
+          return run.attend_by_vectors(shape, plane, tables);
+      }
+      return run.each(latent_attention_work<Tables>(shape, tables, plane));
+    }
     if (has_codes(layout)) return attend_codes(run, shape, tables, of, lanes);
     switch (layout.element) {
       case dtype::f32:
