@@ -145,7 +145,7 @@ LLMMEM_LANES_INLINE void attend_latents_by(const latent_plane& plane, const late
   alignas(64) float floats[latent_tile_tokens * latent_key_floats];
   alignas(64) float weights[latent_vector_heads * max_tile_tokens];
   alignas(64) float by_word[latent_key_floats];
-  const std::byte* rows[max_tile_tokens];
+  const std::byte* rows[max_tile_tokens]{};
   const std::size_t stride = of.sums.key_stride;
   for (std::size_t t = 0; t < tile.count; ++t) {
     const latent_row& at = tile.rows[t];
