@@ -21,6 +21,7 @@ TOOL_LIMITS = {
     "llmmem/kernels/near_attention.hpp": 62_000,
     "llmmem/kernels/rank_attention.hpp": 62_000,
     "llmmem/kernels/open_and_closed.hpp": 62_000,
+    "llmmem/kernels/host_vector_executor.hpp": 62_000,
     "llmmem/kernels/block_summary.hpp": 62_000,
     "llmmem/testing/near_storage.hpp": 62_000,
     # A tool that no serving engine includes, and that brings every policy.
