@@ -3,6 +3,8 @@
 //   attend/<cache's type or named form>/<query heads for each of the cache's>/<path>
 //                  8 sequences over a cache of LLMMEM_BENCH_ATTENTION_MIB (256) with 8 heads of 128, in
 //                  blocks of 16 tokens in random order
+//   latents/<bytes of a record>/<query heads>/<path>
+//                  a sequence of 16 MiB of records of latents, in blocks of 64 tokens in random order
 //   reproducible   the same by the executor whose bits are those of a device
 //
 // Counters: gb_per_s, of keys and values, each counted once; gflop_per_s, two for each product and sum;
@@ -10,8 +12,10 @@
 // reads the same bytes in their own order, and its multiplications and additions in registers.
 
 #include <llmmem/kernels/host_vector_executor.hpp>
+#include <llmmem/kernels/latent_tokens.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/paging/block_table.hpp>
+#include <llmmem/paging/latent_record.hpp>
 #include <llmmem/paging/named_forms.hpp>
 
 #include <benchmark/benchmark.h>
@@ -193,6 +197,61 @@ void attend(benchmark::State& state, const kv_layout& layout, std::uint32_t grou
   state.counters["of_limit"] = rate(bytes / limit);
 }
 
+void attend_latents(benchmark::State& state, const paging::latent_record& record, std::uint32_t query_heads,
+                    attention_arithmetic arithmetic, vector_path path) {
+  constexpr std::uint64_t bytes = std::uint64_t{16} << 20;
+  const kv_layout layout =
+      paging::latent_layout({.layers = 1, .heads = 1, .head_dim = 1, .block_tokens = 64}, record);
+  const std::uint64_t blocks = bytes / layout.block_bytes();
+  const cache_memory memory(layout.total_bytes(blocks));
+  const kv_memory cache{memory.at.get(), blocks, layout};
+  const double read = read_rate(memory);
+  const double products = arithmetic_of(path);
+  std::mt19937_64 random(3);
+  std::vector<float> values(blocks * 64 * record.key_elements());
+  for (float& each : values)
+    each = static_cast<float>(random() % 2048) / 1024 - 1;
+  std::vector<std::int64_t> slots(blocks * 64);
+  std::iota(slots.begin(), slots.end(), 0);
+  const auto* const from = reinterpret_cast<const std::byte*>(values.data());
+  const std::uint64_t row = record.key_elements() * sizeof(float);
+  append_mla(host_executor{}, slot_front(slots, 64, blocks), {from, row, 0},
+             {from + record.latents * sizeof(float), row, 0}, record, cache, 0, {.element = dtype::f32})
+      .value();
+  std::vector<std::int32_t> table(blocks);
+  std::iota(table.begin(), table.end(), 0);
+  std::shuffle(table.begin(), table.end(), std::mt19937_64(2));
+  const auto tokens = static_cast<std::int32_t>(blocks * 64);
+  const padded_table_view tables{table.data(), &tokens, 1, static_cast<std::int32_t>(blocks), 64};
+  std::vector<float> queries(query_heads * record.key_elements(), 0.01F);
+  std::vector<float> out(query_heads * record.value_elements());
+  const attention_options how{.query_heads = query_heads,
+                              .element = dtype::f32,
+                              .scale = 0.07F,
+                              .arithmetic = arithmetic,
+                              .latents = &record};
+  const host_vector_executor run(path);
+  const std::uint64_t out_vector = record.value_elements() * sizeof(float);
+  for (auto _ : state) {
+    paged_attention(run, tables, {.rows = 1},
+                    {reinterpret_cast<const std::byte*>(queries.data()), query_heads * row, row},
+                    {reinterpret_cast<std::byte*>(out.data()), query_heads * out_vector, out_vector}, cache,
+                    0, {}, how)
+        .value();
+    benchmark::ClobberMemory();
+  }
+  const auto all = static_cast<double>(layout.total_bytes(blocks));
+  const double flop = 2.0 * (record.key_elements() + record.value_elements()) * query_heads *
+                      static_cast<double>(blocks * 64);
+  const double limit = std::min(read, products * all / flop);
+  const auto rate = [&](double each) {
+    return benchmark::Counter(each * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  };
+  state.counters["gb_per_s"] = rate(all / 1e9);
+  state.counters["gflop_per_s"] = rate(flop / 1e9);
+  state.counters["of_limit"] = rate(all / limit);
+}
+
 constexpr kv_layout shape_of(dtype element) {
   return {.layers = 1, .heads = heads, .head_dim = head_dim, .block_tokens = 16, .element = element};
 }
@@ -221,6 +280,20 @@ const bool are_registered = [] {
       }
     }
   }
+  for (const paging::latent_record& record :
+       {paging::bf16_mla, paging::fp8_ds_mla, paging::fp8_v4_mla, paging::nvfp4_ds_mla}) {
+    for (const std::uint32_t query_heads : {16U, 128U}) {
+      for (const vector_path path : vector_paths) {
+        if (!has_vector_path(path)) continue;
+        const std::string name = "latents/" + std::to_string(record.token_bytes()) + "/" +
+                                 std::to_string(query_heads) + "/" + to_text(path);
+        benchmark::RegisterBenchmark(name.c_str(), attend_latents, record, query_heads,
+                                     attention_arithmetic::host_vectors, path);
+      }
+    }
+  }
+  benchmark::RegisterBenchmark("reproducible/656/16", attend_latents, paging::fp8_ds_mla, 16U,
+                               attention_arithmetic::reproducible, vector_path::baseline);
   benchmark::RegisterBenchmark("reproducible/bf16/8", attend, shape_of(dtype::bf16), 8U,
                                attention_arithmetic::reproducible, vector_path::baseline);
   return true;

@@ -14,6 +14,7 @@
 #include "common/program.hpp"
 #include "paged_decode/command_line.hpp"
 #include "paged_decode/comparison.hpp"
+#include "paged_decode/latent_report.hpp"
 
 namespace paged_decode {
 
@@ -88,6 +89,20 @@ inline void run_split(const command_line& asked, std::FILE* out) {
     throw llmmem::error("the split cache came to other bits than the contiguous one");
 }
 
+/// Requests to a model with latents.
+inline void run_latents(const command_line& asked, std::FILE* out) {
+  const latent_finding found = compare_latents(asked.what, *asked.latents);
+  example::write(
+      out,
+      asked.json ? to_json(asked.what, *asked.latents, found) : to_report(asked.what, *asked.latents, found),
+      "standard output");
+  if (!found.is_identical())
+    throw llmmem::error("the paged cache of latents came to other bits than the contiguous one");
+  if (!found.is_expanded())
+    throw llmmem::error(
+        "attention to latents is farther from that to keys and values than roundings explain");
+}
+
 /// A trained model on a text.
 inline void run_perplexity(const command_line& asked, std::FILE* out, std::FILE* notes) {
   const perplexity_plan& plan = *asked.quality;
@@ -105,6 +120,7 @@ inline void run_perplexity(const command_line& asked, std::FILE* out, std::FILE*
                       notes, parse_command_line, [&](const command_line& asked) {
                         if (asked.tiers) return run_tiers(asked, out);
                         if (asked.split) return run_split(asked, out);
+                        if (asked.latents) return run_latents(asked, out);
                         if (asked.quality) return run_perplexity(asked, out, notes);
                         const finding found = compare(asked.what);
                         const std::string text = asked.json ? to_json(asked, found) : to_report(asked, found);

@@ -20,6 +20,7 @@
 #include "common/program.hpp"
 #include "common/text.hpp"
 #include "paged_decode/comparison.hpp"
+#include "paged_decode/latent_run.hpp"
 #include "paged_decode/perplexity.hpp"
 #include "paged_decode/split_run.hpp"
 #include "paged_decode/stored_form.hpp"
@@ -34,6 +35,7 @@ struct command_line {
   std::optional<tiers_experiment> tiers{};   ///< conversations instead of requests
   std::optional<split_experiment> split{};   ///< requests on a device and the host
   std::optional<perplexity_plan> quality{};  ///< a trained model on a text instead of requests
+  std::optional<latent_form> latents{};      ///< requests to a model with latents
   bool json = false;
 };
 
@@ -45,6 +47,29 @@ namespace detail {
   }
   throw usage_error(example::given("--kv", name) +
                     ": no such form; there are f32, bf16, fp8, int8, int4_by_token");
+}
+
+[[nodiscard]] inline latent_form latent_form_of(const std::string& name) {
+  for (const latent_form form : latent_forms) {
+    if (name == name_of(form)) return form;
+  }
+  throw usage_error(example::given("--kv", name) +
+                    ": no record of latents; with --model mla there are f32, bf16, fp8_ds_mla, nvfp4_ds_mla");
+}
+
+/// The requirements of records, and options that a model with latents does not have.
+inline void check_latents(const model_config& shape, const std::vector<std::string>& given) {
+  if (shape.latents % 16 != 0)
+    throw usage_error(example::given("--latents", fmt::to_string(shape.latents)) +
+                      ": must be a multiple of 16, a group of nvfp4_ds_mla");
+  if (shape.rotary_dim % 8 != 0)
+    throw usage_error(example::given("--rotary", fmt::to_string(shape.rotary_dim)) +
+                      ": must be a multiple of 8");
+  for (const std::string& each : given) {
+    if (each == "--tiers" || each == "--split" || each == "--weights" || each == "--kv-heads" ||
+        each == "--hnd")
+      throw usage_error(each + " is not for --model mla, whose cache has one head of records; leave it out");
+  }
 }
 
 /// The requirements of the attention and int8 kernels on a head.
@@ -102,7 +127,8 @@ inline void check_shape(const model_config& shape, bool with_int8) {
   bool without_errors = false;
   bool is_hnd = false;
   std::optional<std::string> form, seed, permutation, tiers, split, tier_folder, device_blocks, weights, text,
-      text_tokens;
+      text_tokens, model_name;
+  std::uint32_t latents = 128;
   conversation_plan talks;
   struct number {
     const char* option;
@@ -130,9 +156,19 @@ inline void check_shape(const model_config& shape, bool with_int8) {
       {"--conversations", "with --tiers", 1, 1024, &talks.conversations},
       {"--turns", "of each conversation", 1, 64, &talks.turns},
       {"--message", "tokens that a turn begins with", 1, 4096, &talks.message_tokens},
+      {"--latents", "with --model mla: elements that a token's keys and values are made of", 16, 512,
+       &latents},
+      {"--rotary", "with --model mla: rotated elements of a key, which all heads share", 8, 256,
+       &shape.rotary_dim},
+      {"--value-dim", "with --model mla: elements of a head's value", 8, 256, &shape.value_dim},
       {"--window", "tokens that every second layer attends to, 0 for all", 0, 4096, &shape.window},
   };
-  app.add_option("--kv", form, "form of keys and values: f32, bf16, fp8, int8, int4_by_token (default: bf16)")
+  app.add_option("--model", model_name,
+                 "gqa, grouped queries, or mla, multi-head latent attention (default: gqa)")
+      ->type_name("KIND");
+  app.add_option("--kv", form,
+                 "form of keys and values: f32, bf16, fp8, int8, int4_by_token; with --model mla f32, bf16, "
+                 "fp8_ds_mla, nvfp4_ds_mla (default: bf16)")
       ->type_name("FORM");
   for (number& each : numbers)
     app.add_option(each.option, each.text, fmt::format("{} (default: {})", each.about, *each.into))
@@ -179,7 +215,10 @@ inline void check_shape(const model_config& shape, bool with_int8) {
     return names;
   };
   if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
-  if (form) asked.what.cache.form = detail::form_of(*form);
+  if (model_name && *model_name != "gqa" && *model_name != "mla")
+    throw usage_error(example::given("--model", *model_name) + ": no such model; there are gqa, mla");
+  const bool is_mla = model_name && *model_name == "mla";
+  if (form && !is_mla) asked.what.cache.form = detail::form_of(*form);
   for (const number& each : numbers) {
     if (each.text)
       *each.into =
@@ -191,6 +230,18 @@ inline void check_shape(const model_config& shape, bool with_int8) {
         example::usage_count("--permute", *permutation, 1, std::uint64_t{1} << 32U);
   if (is_hnd) asked.what.cache.heads_in_block = llmmem::paging::head_order::hnd;
   asked.what.with_errors = !without_errors;
+  if (is_mla) {
+    const std::vector<std::string> given = given_options();
+    if (std::find(given.begin(), given.end(), "--head-dim") == given.end()) shape.head_dim = 32;
+    shape.latents = latents;
+    detail::check_latents(shape, given);
+    asked.latents = form ? detail::latent_form_of(*form) : latent_form::bf16;
+    return {asked, std::nullopt};
+  }
+  for (const std::string& each : given_options()) {
+    if (each == "--latents" || each == "--rotary" || each == "--value-dim")
+      throw usage_error(each + " is about a model with latents; give --model mla");
+  }
   if (weights || text || text_tokens) {
     asked.quality = detail::quality_of(weights, text, text_tokens, given_options());
     return {asked, std::nullopt};

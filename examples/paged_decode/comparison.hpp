@@ -67,14 +67,15 @@ template <class Place>
 struct paged_run {
   service_result result{};
   paged_counts counts{};
+  std::uint64_t bytes_per_token = 0;  ///< in all layers
 };
 
 /// @throws llmmem::logic_error if the allocator's audit fails afterwards.
-template <class Place>
-[[nodiscard]] paged_run<Place> run_paged(const model& of, const experiment& what, const paged_config& how,
+template <class Place, decoder_model Model>
+[[nodiscard]] paged_run<Place> run_paged(const Model& of, const experiment& what, const paged_config& how,
                                          Place& place) {
   paged_cache<Place> cache(what.shape, how, place);
-  paged_run<Place> out{service(of, cache, what.plan).run(), cache.counts()};
+  paged_run<Place> out{service(of, cache, what.plan).run(), cache.counts(), cache.bytes_per_token()};
   if (const auto wrong = cache.allocator().audit(); !wrong.empty())
     throw llmmem::error("paged_decode: the allocator's audit says: " + wrong.front());
   return out;

@@ -11,11 +11,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "paged_decode/attention_shares.hpp"
 #include "paged_decode/decoder.hpp"
+#include "paged_decode/kv_stores.hpp"
 #include "paged_decode/stored_form.hpp"
 
 namespace paged_decode {
@@ -36,6 +38,13 @@ class contiguous_cache {
                 .block_tokens = static_cast<std::uint32_t>(most_tokens),
                 .element = llmmem::dtype::f32,
                 .order = llmmem::block_order::block_first} {}
+  /// Of a model with latents: each sequence's records in its own run of memory.
+  contiguous_cache(const model_config& config, const llmmem::paging::latent_record& record,
+                   std::uint64_t most_tokens)
+      : contiguous_cache(config, kv_form::f32, most_tokens) {
+    record_ = record;
+    layout_ = llmmem::paging::latent_layout(layout_, record);
+  }
 
   [[nodiscard]] sequence create(std::span<const llmmem::token_id> /*prompt*/) {
     sequences_.push_back({std::vector<float>(layout_.block_bytes() / sizeof(float)), 0, true});
@@ -55,7 +64,7 @@ class contiguous_cache {
   }
 
   [[nodiscard]] rows_of_floats attend(std::uint32_t layer, const projected& in) {
-    rows_of_floats out(in.queries.rows(), config_.query_elements());
+    rows_of_floats out(in.queries.rows(), config_.attended_elements());
     for (std::size_t row = 0; row < in.queries.rows(); ++row)
       store(row, layer, in);
     for (std::size_t row = 0; row < in.queries.rows(); ++row)
@@ -85,6 +94,14 @@ class contiguous_cache {
 
   void store(std::size_t row, std::uint32_t layer, const projected& in) {
     const auto position = static_cast<std::size_t>(rows_.lengths[row] - 1);
+    if (record_) {
+      const auto slot = static_cast<std::int64_t>(position);
+      const llmmem::kv_memory memory{
+          std::as_writable_bytes(std::span(sequences_[rows_.of[row]].floats)).data(), 1, layout_};
+      return append_records(llmmem::host_executor{},
+                            llmmem::slot_front(std::span(&slot, 1), layout_.block_tokens, 1),
+                            in.keys[row].data(), *record_, memory, layer);
+    }
     for (std::uint32_t p = 0; p < 2; ++p) {
       const std::span<const float> from = p == 0 ? in.keys[row] : in.values[row];
       std::vector<float> rounded(from.begin(), from.end());
@@ -103,12 +120,14 @@ class contiguous_cache {
     const llmmem::padded_table_view tables{&block, &tokens, 1, 1,
                                            static_cast<std::int32_t>(layout_.block_tokens)};
     const llmmem::kv_memory memory{std::as_writable_bytes(std::span(of.floats)).data(), 1, layout_};
-    const llmmem::attention_options options = attention_of(config_, layer, layout_.block_tokens);
+    llmmem::attention_options options = attention_of(config_, layer, layout_.block_tokens);
+    if (record_) options.latents = &*record_;
     workspace_.resize(llmmem::attention_workspace_bytes(1, layout_, options) / sizeof(float));
-    const std::uint64_t vector = config_.head_dim * sizeof(float);
+    const std::uint64_t vector = config_.cached_key_dim() * sizeof(float);
+    const std::uint64_t out_vector = config_.cached_value_dim() * sizeof(float);
     llmmem::paged_attention(llmmem::host_executor{}, tables, {.rows = 1, .lengths = &rows_.lengths[row]},
                             {std::as_bytes(query).data(), query.size_bytes(), vector},
-                            {std::as_writable_bytes(out).data(), out.size_bytes(), vector}, memory, layer,
+                            {std::as_writable_bytes(out).data(), out.size_bytes(), out_vector}, memory, layer,
                             std::as_writable_bytes(std::span(workspace_)), options)
         .value();
   }
@@ -116,6 +135,7 @@ class contiguous_cache {
   model_config config_;
   kv_form form_;
   llmmem::kv_layout layout_;
+  std::optional<llmmem::paging::latent_record> record_{};
   std::vector<kept> sequences_{};
   batch_rows rows_{};
   std::vector<float> workspace_{};

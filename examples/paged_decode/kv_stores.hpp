@@ -4,12 +4,15 @@
 
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
+#include <llmmem/kernels/latent_tokens.hpp>
 #include <llmmem/paging/block_table.hpp>
 #include <llmmem/paging/kv_layout.hpp>
+#include <llmmem/paging/latent_record.hpp>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -67,12 +70,26 @@ class cache_memory {
   typename Place::memory bytes_{};
 };
 
-/// Keys and values in any form that attention reads: f32, bf16, fp8, or codes with their scales in the block.
+/// A token's record of a batch in floats: latents, then the rotary part.
+template <class Run>
+void append_records(const Run& run, const llmmem::slot_front& slots, const float* records,
+                    const llmmem::paging::latent_record& record, const llmmem::kv_memory& cache,
+                    std::uint32_t layer) {
+  const std::uint64_t row = record.key_elements() * sizeof(float);
+  const auto* const from = reinterpret_cast<const std::byte*>(records);
+  llmmem::append_mla(run, slots, {from, row, 0}, {from + record.latents * sizeof(float), row, 0}, record,
+                     cache, layer, {.element = llmmem::dtype::f32})
+      .value();
+}
+
+/// Keys and values in any form that attention reads: f32, bf16, fp8, codes with their scales in the block, or
+/// records of latents.
 template <class Place>
 class element_store {
  public:
-  element_store(Place& place, const llmmem::kv_layout& layout, std::uint64_t blocks)
-      : place_(&place), cache_(place, layout, blocks) {
+  element_store(Place& place, const llmmem::kv_layout& layout, std::uint64_t blocks,
+                const std::optional<llmmem::paging::latent_record>& record = {})
+      : place_(&place), cache_(place, layout, blocks), record_(record) {
     const std::vector<float> scales(2, fp8_scale);
     const float* const there = place.template put<float>(scale_bytes_, scales);
     const bool has_own = layout.has(llmmem::paging::plane_role::key_scale);
@@ -82,6 +99,7 @@ class element_store {
   void append(const step_tables& step, const float* keys, const float* values, std::uint32_t layer) {
     const llmmem::kv_memory cache = cache_.view();
     const llmmem::slot_front slots(step.slots, cache.layout.block_tokens, cache.blocks);
+    if (record_) return append_records(place_->run(), slots, keys, *record_, cache, layer);
     llmmem::append_kv(place_->run(), slots, side_by_side(keys, cache.layout),
                       side_by_side(values, cache.layout), cache, layer,
                       {.element = llmmem::dtype::f32, .scales = scales_})
@@ -97,6 +115,7 @@ class element_store {
  private:
   Place* place_;
   cache_memory<Place> cache_;
+  std::optional<llmmem::paging::latent_record> record_;
   typename Place::memory scale_bytes_{};
   llmmem::kv_scales scales_{};
 };

@@ -38,12 +38,29 @@ struct model_config {
   std::uint32_t vocabulary = 256;
   /// Every second layer attends to this many last tokens; 0: all layers attend to all.
   std::uint32_t window = 64;
+  /// Multi-head latent attention: elements that a token's keys and values are made of; 0: it has keys and
+  /// values themselves. A head's key then has `head_dim` elements of latents and `rotary_dim` rotated ones,
+  /// which all heads share.
+  std::uint32_t latents = 0;
+  std::uint32_t rotary_dim = 16;
+  std::uint32_t value_dim = 32;
 
   [[nodiscard]] constexpr std::uint32_t window_of(std::uint32_t layer) const noexcept {
     return layer % 2 == 1 ? window : 0;
   }
+  [[nodiscard]] constexpr bool has_latents() const noexcept { return latents != 0; }
+  /// Elements that a query head multiplies in the cache, and that its output has.
+  [[nodiscard]] constexpr std::uint32_t cached_key_dim() const noexcept {
+    return has_latents() ? latents + rotary_dim : head_dim;
+  }
+  [[nodiscard]] constexpr std::uint32_t cached_value_dim() const noexcept {
+    return has_latents() ? latents : head_dim;
+  }
   [[nodiscard]] constexpr std::size_t query_elements() const noexcept {
-    return std::size_t{query_heads} * head_dim;
+    return std::size_t{query_heads} * cached_key_dim();
+  }
+  [[nodiscard]] constexpr std::size_t attended_elements() const noexcept {
+    return std::size_t{query_heads} * cached_value_dim();
   }
   [[nodiscard]] constexpr std::size_t kv_elements() const noexcept {
     return std::size_t{kv_heads} * head_dim;
@@ -91,11 +108,76 @@ class linear {
         out[o] += in[i] * row[o];
     }
   }
+  /// out += W in: the product of the transposed matrix.
+  void add_transposed(std::span<float> out, std::span<const float> in) const noexcept {
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      for (std::size_t o = 0; o < outputs_; ++o)
+        out[i] += weights_[i * outputs_ + o] * in[o];
+    }
+  }
   [[nodiscard]] std::size_t outputs() const noexcept { return outputs_; }
 
  private:
   std::size_t outputs_;
   std::vector<float> weights_;
+};
+
+/// By the root of the mean square (Zhang and Sennrich, 2019).
+[[nodiscard]] inline std::vector<float> normalized(std::span<const float> x) {
+  float squares = 0;
+  for (const float each : x)
+    squares += each * each;
+  const float factor = 1 / std::sqrt(squares / static_cast<float>(x.size()) + 1e-6F);
+  std::vector<float> out(x.begin(), x.end());
+  for (float& each : out)
+    each *= factor;
+  return out;
+}
+
+/// A layer's part after attention.
+struct feed_forward {
+  linear gate;
+  linear up;
+  linear down;
+
+  void add_to(std::span<float> x) const {
+    const std::vector<float> in = normalized(x);
+    std::vector<float> gated(gate.outputs());
+    std::vector<float> inner(up.outputs());
+    gate.add_product(gated, in);
+    up.add_product(inner, in);
+    for (std::size_t i = 0; i < inner.size(); ++i)
+      inner[i] *= gated[i] / (1 + train_gpt::exact_exp(-gated[i]));
+    down.add_product(x, inner);
+  }
+};
+
+/// The embedding of tokens, and the head that tells their logits.
+class vocabulary {
+ public:
+  vocabulary(const model_config& config, std::uint64_t seed)
+      : embedding_(config.vocabulary, config.hidden),
+        head_(config.hidden, config.vocabulary, made_up(seed, 1)) {
+    for (std::size_t i = 0; i < embedding_.all().size(); ++i)
+      embedding_.all()[i] = static_cast<float>((made_up_share(seed, i) - 0.5) * 3.46);
+  }
+  [[nodiscard]] rows_of_floats embed(std::span<const llmmem::token_id> tokens) const {
+    rows_of_floats out(tokens.size(), embedding_.columns());
+    for (std::size_t row = 0; row < tokens.size(); ++row)
+      std::ranges::copy(embedding_[static_cast<std::size_t>(tokens[row])], out[row].begin());
+    return out;
+  }
+  /// For each row, the logit of each token.
+  [[nodiscard]] rows_of_floats logits(const rows_of_floats& x) const {
+    rows_of_floats out(x.rows(), head_.outputs());
+    for (std::size_t row = 0; row < x.rows(); ++row)
+      head_.add_product(out[row], normalized(x[row]));
+    return out;
+  }
+
+ private:
+  rows_of_floats embedding_;
+  linear head_;
 };
 
 /// The cosine and sine of each pair of a head's elements at each position (Su et al., "RoFormer", 2021), by
@@ -165,12 +247,7 @@ struct projected {
 class model {
  public:
   model(const model_config& config, std::size_t positions, std::uint64_t seed)
-      : config_(config),
-        turns_(config.head_dim, positions),
-        embedding_(config.vocabulary, config.hidden),
-        head_(config.hidden, config.vocabulary, made_up(seed, 1)) {
-    for (std::size_t i = 0; i < embedding_.all().size(); ++i)
-      embedding_.all()[i] = static_cast<float>((made_up_share(seed, i) - 0.5) * 3.46);
+      : config_(config), turns_(config.head_dim, positions), vocabulary_(config, seed) {
     const auto seed_of = [&](std::uint64_t layer, std::uint64_t part) {
       return made_up(seed, (layer + 1) * 16 + part);
     };
@@ -180,9 +257,9 @@ class model {
                          {config.hidden, config.kv_elements(), seed_of(l, 1)},
                          {config.hidden, config.kv_elements(), seed_of(l, 2)},
                          {config.query_elements(), config.hidden, seed_of(l, 3)},
-                         {config.hidden, config.inner, seed_of(l, 4)},
-                         {config.hidden, config.inner, seed_of(l, 5)},
-                         {config.inner, config.hidden, seed_of(l, 6)}});
+                         {{config.hidden, config.inner, seed_of(l, 4)},
+                          {config.hidden, config.inner, seed_of(l, 5)},
+                          {config.inner, config.hidden, seed_of(l, 6)}}});
     }
   }
 
@@ -190,10 +267,7 @@ class model {
 
   [[nodiscard]] rows_of_floats embed(std::span<const llmmem::token_id> tokens,
                                      std::span<const std::uint64_t> /*positions*/) const {
-    rows_of_floats out(tokens.size(), config_.hidden);
-    for (std::size_t row = 0; row < tokens.size(); ++row)
-      std::ranges::copy(embedding_[static_cast<std::size_t>(tokens[row])], out[row].begin());
-    return out;
+    return vocabulary_.embed(tokens);
   }
 
   [[nodiscard]] projected project(std::uint32_t layer, const rows_of_floats& x,
@@ -218,24 +292,12 @@ class model {
     const weights& of = layers_[layer];
     for (std::size_t row = 0; row < x.rows(); ++row) {
       of.output.add_product(x[row], attended[row]);
-      const std::vector<float> in = normalized(x[row]);
-      std::vector<float> gate(config_.inner);
-      std::vector<float> up(config_.inner);
-      of.gate.add_product(gate, in);
-      of.up.add_product(up, in);
-      for (std::size_t i = 0; i < gate.size(); ++i)
-        up[i] *= gate[i] / (1 + train_gpt::exact_exp(-gate[i]));
-      of.down.add_product(x[row], up);
+      of.after.add_to(x[row]);
     }
   }
 
   /// For each row, the logit of each token of the vocabulary.
-  [[nodiscard]] rows_of_floats logits(const rows_of_floats& x) const {
-    rows_of_floats out(x.rows(), config_.vocabulary);
-    for (std::size_t row = 0; row < x.rows(); ++row)
-      head_.add_product(out[row], normalized(x[row]));
-    return out;
-  }
+  [[nodiscard]] rows_of_floats logits(const rows_of_floats& x) const { return vocabulary_.logits(x); }
 
  private:
   struct weights {
@@ -243,27 +305,12 @@ class model {
     linear keys;
     linear values;
     linear output;
-    linear gate;
-    linear up;
-    linear down;
+    feed_forward after;
   };
-
-  /// By the root of the mean square (Zhang and Sennrich, 2019).
-  [[nodiscard]] static std::vector<float> normalized(std::span<const float> x) {
-    float squares = 0;
-    for (const float each : x)
-      squares += each * each;
-    const float factor = 1 / std::sqrt(squares / static_cast<float>(x.size()) + 1e-6F);
-    std::vector<float> out(x.begin(), x.end());
-    for (float& each : out)
-      each *= factor;
-    return out;
-  }
 
   model_config config_;
   rotary turns_;
-  rows_of_floats embedding_;
-  linear head_;
+  vocabulary vocabulary_;
   std::vector<weights> layers_{};
 };
 

@@ -9,10 +9,12 @@
 #include <llmmem/paged_allocator.hpp>
 #include <llmmem/paging/block_table.hpp>
 #include <llmmem/paging/kv_layout.hpp>
+#include <llmmem/paging/latent_record.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -35,6 +37,8 @@ struct paged_config {
   llmmem::block_order order = llmmem::block_order::layer_first;
   std::uint64_t permutation = 0;  ///< if not 0, it determines the order in which free blocks are handed out
   std::uint32_t threads = 1;      ///< that attend, each to some of a step's rows; 1 on a device
+  /// Of a model with latents: their record, in the place of `form`.
+  std::optional<llmmem::paging::latent_record> record{};
 };
 
 struct paged_counts {
@@ -102,19 +106,22 @@ class paged_cache {
     const attended_cache cache = store_.attended(step_, layer);
     llmmem::attention_options options = attention_of(config_, layer, how_.most_tokens);
     options.scales = cache.scales;
+    if (how_.record) options.latents = &*how_.record;
     const std::size_t rows = in.queries.rows();
     const std::uint64_t of_row = llmmem::attention_workspace_bytes(1, cache.memory.layout, options);
     const std::span<std::byte> workspace(place_->make_room(workspace_, rows * of_row), rows * of_row);
-    const std::uint64_t vector = config_.head_dim * sizeof(float);
+    const std::uint64_t vector = config_.cached_key_dim() * sizeof(float);
     const std::uint64_t row = config_.query_elements() * sizeof(float);
-    rows_of_floats out(rows, config_.query_elements());
-    std::byte* const attended = place_->make_room(out_, rows * row);
+    const std::uint64_t out_vector = config_.cached_value_dim() * sizeof(float);
+    const std::uint64_t out_row = config_.attended_elements() * sizeof(float);
+    rows_of_floats out(rows, config_.attended_elements());
+    std::byte* const attended = place_->make_room(out_, rows * out_row);
     // No row needs another one, so threads take ranges of them.
     run_ranges(row_cuts_, [&](std::size_t first, std::size_t end) {
       llmmem::paged_attention(place_->run(), cache.tables,
                               {end - first, sequences_of_rows_ + first, lengths_of_rows_ + first},
                               {reinterpret_cast<const std::byte*>(queries) + first * row, row, vector},
-                              {attended + first * row, row, vector}, cache.memory, cache.layer,
+                              {attended + first * out_row, out_row, out_vector}, cache.memory, cache.layer,
                               workspace.subspan(first * of_row, (end - first) * of_row), options)
           .value();
     });
@@ -148,7 +155,9 @@ class paged_cache {
                                   .block_tokens = how_.block_tokens,
                                   .heads_in_block = how_.heads_in_block,
                                   .order = how_.order};
-    return element_store<Place>(place, layout_of_form(shape, how_.form), allocator_.physical_blocks());
+    const llmmem::kv_layout layout =
+        how_.record ? llmmem::paging::latent_layout(shape, *how_.record) : layout_of_form(shape, how_.form);
+    return element_store<Place>(place, layout, allocator_.physical_blocks(), how_.record);
   }
 
   /// Takes all blocks and returns them in a random order, so that the cache later hands them out in another

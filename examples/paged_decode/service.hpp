@@ -116,10 +116,10 @@ struct service_result {
 }
 
 /// Serves a plan's requests over one cache; another request begins at every second step.
-template <kv_cache Cache>
+template <decoder_model Model, kv_cache Cache>
 class service {
  public:
-  service(const model& of, Cache& cache, const service_plan& plan)
+  service(const Model& of, Cache& cache, const service_plan& plan)
       : model_(&of), cache_(&cache), plan_(plan) {}
 
   [[nodiscard]] service_result run() {
@@ -222,7 +222,7 @@ class service {
     std::erase_if(streams_, [](const stream& each) { return each.of.tokens.empty(); });
   }
 
-  const model* model_;
+  const Model* model_;
   Cache* cache_;
   service_plan plan_;
   std::uint32_t begun_ = 0;
@@ -231,8 +231,8 @@ class service {
 };
 
 /// Returns the logits after every token of a given answer, to compare the forms of a cache.
-template <kv_cache Cache>
-[[nodiscard]] std::vector<float> told_logits(const model& of, Cache& cache, const service_plan& plan,
+template <decoder_model Model, kv_cache Cache>
+[[nodiscard]] std::vector<float> told_logits(const Model& of, Cache& cache, const service_plan& plan,
                                              const transcript& what) {
   const std::span<const llmmem::token_id> tokens = what.tokens;
   const auto where = cache.create(tokens.first(plan.prompt_tokens()));

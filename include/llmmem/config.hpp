@@ -45,6 +45,13 @@
 #define LLMMEM_UNROLL
 #endif
 
+/// Keeps the loop after it rolled in device code, where its body needs all registers.
+#if defined(__CUDA_ARCH__)
+#define LLMMEM_ROLLED _Pragma("unroll 1")
+#else
+#define LLMMEM_ROLLED
+#endif
+
 /// Lets a member of an empty policy type take no space.
 #if defined(_MSC_VER)
 #define LLMMEM_NO_UNIQUE_ADDRESS [[msvc::no_unique_address]]

@@ -185,6 +185,8 @@
 #include <llmmem/paging/kv_memory.hpp>
 #include <llmmem/paging/kv_split.hpp>
 #include <llmmem/paging/kv_transfer.hpp>
+#include <llmmem/paging/latent_forms.hpp>
+#include <llmmem/paging/latent_record.hpp>
 #include <llmmem/paging/layer_group.hpp>
 #include <llmmem/paging/named_forms.hpp>
 #include <llmmem/paging/outside_keys.hpp>

@@ -17,6 +17,13 @@ UMBRELLA = "llmmem/llmmem.hpp"
 TOOL_LIMITS = {
     # All that kv_blocks.hpp needs, 60,000 lines, and the codes of groups and of single tokens.
     "llmmem/kernels/kv_quantize.hpp": 64_000,
+    # Attention with all of its forms, of keys and values and of latents, and what merges or summarises.
+    "llmmem/kernels/near_attention.hpp": 62_000,
+    "llmmem/kernels/rank_attention.hpp": 62_000,
+    "llmmem/kernels/open_and_closed.hpp": 62_000,
+    "llmmem/kernels/host_vector_executor.hpp": 62_000,
+    "llmmem/kernels/block_summary.hpp": 62_000,
+    "llmmem/testing/near_storage.hpp": 62_000,
     # Tools that no serving engine includes, and that bring every policy.
     "llmmem/paging/journal_what_if.hpp": 80_000,
     "llmmem/paging/hybrid_what_if.hpp": 80_000,

@@ -10,6 +10,7 @@
 #include <llmmem/kernels/kv_gather.hpp>
 #include <llmmem/kernels/kv_metadata.hpp>
 #include <llmmem/kernels/kv_quantize.hpp>
+#include <llmmem/kernels/latent_tokens.hpp>
 #include <llmmem/kernels/merge_attention.hpp>
 #include <llmmem/kernels/optimizer_step.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
@@ -47,6 +48,9 @@ result<void> all_kernels(cudaStream_t stream, const slot_front& slots,
   if (auto done = copy_few_kv_blocks(run, cache, cache, pairs); !done) return done;
   if (auto done = quantize_kv_blocks(run, cache, cache, pairs); !done) return done;
   if (auto done = dequantize_kv_blocks(run, cache, cache, pairs); !done) return done;
+  const paging::latent_record& record = paging::fp8_ds_mla;
+  if (auto done = append_mla(run, slots, in, in, record, cache, 0); !done) return done;
+  if (auto done = gather_mla(run, slots, out, out, record, cache, 0); !done) return done;
   if (auto done = copy_batch(run, tasks, 1); !done) return done;
   return copy_few(run, tasks);
 }

@@ -6,6 +6,7 @@
 
 #include "paged_decode/comparison.hpp"
 #include "paged_decode/device_place.cuh"
+#include "paged_decode/latent_run.hpp"
 #include "support/device.cuh"
 
 namespace {
@@ -30,6 +31,25 @@ void check_form(kv_form form, std::uint64_t seed, device_place& place) {
   llmmem_tests::require(found.result.digest() == expected.digest(), "the device came to other bits", seed);
 }
 
+/// The same of a model with latents, whose matrices are absorbed.
+void check_latents(latent_form form, std::uint64_t seed, device_place& place) {
+  experiment what;
+  what.plan = {.requests = 2, .answer_tokens = 12, .seed = seed};
+  what.shape.layers = 2;
+  what.shape.head_dim = 32;
+  what.shape.latents = 128;
+  what.cache.order = static_cast<llmmem::block_order>(seed % llmmem::block_order_count);
+  const latent_model made(what.shape, what.most_tokens(), seed);
+  const llmmem::paging::latent_record record = record_of(form, what.shape.latents, what.shape.rotary_dim);
+  contiguous_cache contiguous(what.shape, record, what.most_tokens());
+  const service_result expected = service(made, contiguous, what.plan).run();
+  paged_config how = what.large_enough();
+  how.record = record;
+  how.permutation = seed;
+  const paged_run<device_place> found = run_paged(made, what, how, place);
+  llmmem_tests::require(found.result.digest() == expected.digest(), "records came to other bits", seed);
+}
+
 }  // namespace
 
 int main() {
@@ -42,6 +62,8 @@ int main() {
   for (std::uint64_t seed = 1; seed <= llmmem_tests::wanted_worlds(2); ++seed) {
     for (const kv_form form : all_forms)
       check_form(form, seed, place);
+    for (const latent_form form : latent_forms)
+      check_latents(form, seed, place);
   }
   return 0;
 }

@@ -385,3 +385,64 @@ TEST_CASE("the program reports a split, and refuses impossible ones") {
           "--tier-dir is about the tiers, and has no effect with --split; leave it out");
   refused({"--device-blocks", "8"}, "or --split device=N,host=N for a device and its host");
 }
+
+TEST_CASE("a model with latents answers alike over a paged cache of records, token by token, and expanded") {
+  experiment what = small_experiment();
+  what.plan.requests = 3;
+  what.plan.own_tokens = 6;  // prompts end inside a block
+  what.plan.answer_tokens = 8;
+  what.shape.latents = 32;
+  what.shape.rotary_dim = 8;
+  what.shape.head_dim = 16;
+  what.shape.value_dim = 16;
+  for (const latent_form form : {latent_form::bf16, latent_form::nvfp4_ds_mla}) {
+    CAPTURE(name_of(form));
+    what.with_errors = form == latent_form::bf16;
+    const latent_finding found = compare_latents(what, form);
+    CHECK(found.is_identical());
+    CHECK(found.is_expanded());
+    CHECK(found.one_by_one.steps > found.contiguous.steps);
+    CHECK(found.counts.shared_tokens > 0);
+    CHECK(found.counts.copies_on_write > 0);
+    CHECK(found.expanded.most > 0);
+    CHECK(found.expanded.most < latent_finding::expanded_bound * found.logits_size);
+    CHECK(found.bytes_per_token == record_of(form, 32, 8).row_bytes * what.shape.layers);
+    if (!what.with_errors) continue;
+    REQUIRE(found.errors.size() == 3);
+    CHECK(found.errors[0].of.root_mean_square > 1e-4);  // of bf16
+    CHECK(found.errors[1].of.root_mean_square > 3 * found.errors[0].of.root_mean_square);
+    CHECK(found.errors[2].of.root_mean_square > found.errors[1].of.root_mean_square);
+    CHECK(found.errors[2].of.root_mean_square < 0.5 * found.logits_size);
+  }
+}
+
+TEST_CASE("the program reports a model with latents, and refuses what that does not have") {
+  const outcome ran =
+      run({"--model",       "mla", "--kv",        "fp8_ds_mla", "--requests", "1",  "--prefix",    "3",
+           "--own",         "2",   "--answer",    "2",          "--samples",  "1",  "--layers",    "1",
+           "--latents",     "32",  "--rotary",    "8",          "--head-dim", "16", "--value-dim", "16",
+           "--query-heads", "2",   "--no-errors", "--json"});
+  CHECK(ran.status == example::exit_status::success);
+  const auto found = nlohmann::json::parse(ran.out);
+  CHECK(found["model"] == "mla");
+  CHECK(found["kv"] == "fp8_ds_mla");
+  CHECK(found["identical"] == true);
+  for (const char* const other : {"contiguous_digest", "permuted_digest", "one_by_one_digest"})
+    CHECK(found[other] == found["digest"]);
+  CHECK(found["bytes_per_token"] ==
+        64);  // 32 codes and a scale, rounded up to 16 bytes, and 8 elements of bf16
+  CHECK(found["expanded_most"] < 1e-4 * found["logits_rms"].get<double>());
+  const auto refused = [](const std::vector<std::string>& arguments, const char* why) {
+    const outcome came = run(arguments);
+    CHECK(came.status == example::exit_status::wrong_usage);
+    CHECK(came.notes.find(why) != std::string::npos);
+  };
+  refused({"--model", "moe"}, "--model \"moe\": no such model; there are gqa, mla");
+  refused({"--model", "mla", "--kv", "int8"},
+          "no record of latents; with --model mla there are f32, bf16, fp8_ds_mla, nvfp4_ds_mla");
+  refused({"--model", "mla", "--latents", "24"}, "must be a multiple of 16, a group of nvfp4_ds_mla");
+  refused({"--model", "mla", "--rotary", "12"}, "must be a multiple of 8");
+  refused({"--model", "mla", "--split", "device=1,host=1"},
+          "--split is not for --model mla, whose cache has one head of records; leave it out");
+  refused({"--latents", "64"}, "--latents is about a model with latents; give --model mla");
+}

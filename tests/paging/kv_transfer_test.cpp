@@ -1,5 +1,6 @@
 #include <llmmem/paged_allocator.hpp>
 #include <llmmem/paging/kv_transfer.hpp>
+#include <llmmem/paging/latent_record.hpp>
 
 #include <doctest/doctest.h>
 
@@ -157,6 +158,30 @@ TEST_CASE("any form and any rank's part is sent between any orders and places") 
     CHECK(std::ranges::all_of(decode.bytes, [](std::byte each) { return each == std::byte{0xEE}; }));
   }
   CHECK(parts > 30);
+}
+
+TEST_CASE("records of latents are sent as bytes between any orders, and another writer's are refused") {
+  const auto layout_in = [](const paging::latent_record& record, block_order order) {
+    return paging::latent_layout(
+        {.layers = 2, .heads = 1, .head_dim = 1, .block_tokens = 16, .order = order, .model = 5}, record);
+  };
+  for (const paging::latent_record& record : {paging::fp8_ds_mla, paging::fp8_v4_mla, paging::nvfp4_ds_mla}) {
+    for (std::uint32_t order = 0; order < block_order_count; ++order) {
+      side<> prefill({.blocks = 4, .block_tokens = 16}, layout_in(record, block_order(order)));
+      side<> decode({.blocks = 5, .block_tokens = 16}, layout_in(record, block_order::layer_last));
+      const auto tokens = prompt(37);
+      wire line;
+      REQUIRE(
+          export_sequence(prefill.cache, prefill.write(tokens), tokens, {}, prefill.memory(), line.sink()));
+      const auto received = import_sequence(decode.cache, decode.memory(), line.source());
+      REQUIRE(received);
+      CHECK(decode.holds(received->sequence, tokens));
+      if (record != paging::fp8_ds_mla) continue;
+      side<> other({.blocks = 5, .block_tokens = 16},
+                   layout_in(paging::fp8_ds_mla_flashmla, block_order(order)));
+      CHECK(import_sequence(other.cache, other.memory(), line.source()).code() == errc::layout_mismatch);
+    }
+  }
 }
 
 TEST_CASE("layouts that older versions know are sent as those versions wrote them") {

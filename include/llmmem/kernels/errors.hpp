@@ -5,6 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/failure.hpp>
 #include <llmmem/model/dtype.hpp>
+#include <llmmem/paging/latent_forms.hpp>
 
 #include <array>
 #include <string>
@@ -48,6 +49,17 @@ namespace detail {
     case 9:
       return "tensor cores multiply elements without scales, but the layout has scales; choose "
              "attention_arithmetic::reproducible, or host_vectors with a host_vector_executor";
+    case 10:
+      return paging::sentence_of(static_cast<paging::record_fault>(why.wanted));
+    case 11:
+      return "the record takes one head without values whose rows, and what is after all rows, have {wanted} "
+             "bytes a token; the layout has {found}: make it by paging::latent_layout";
+    case 12:
+      return "attention over latents needs options.scale, the scale of a head before absorption "
+             "(1 / sqrt(192) in DeepSeek-V3): the length of a latent does not say it";
+    case 13:
+      return "tensor cores take vectors of 64 or 128 elements, and latents have more; choose "
+             "attention_arithmetic::reproducible, or host_vectors with a host_vector_executor";
     case 8:
       return "the kernel takes keys that are not rotated, but the layout has key_scales.is_rotated; bounds "
              "of "
@@ -90,7 +102,7 @@ inline constexpr std::array kernels_errors{
                .name = "unsupported_layout",
                .index =
                    "what of the layout: 0 planes, 1 value_element, 2 rotary_dim, 3 part.cp_size, 4 and 5 "
-                   "scales, 6 scales by channel, 8 a rotation, 9 scales for tensor cores",
+                   "scales, 6 scales by channel, 8 a rotation, 9 scales for tensor cores, 10 to 13 latents",
                .wanted = "what the kernel takes",
                .found = "what the layout says",
                .sentence_for = unsupported_layout_sentence},
@@ -112,8 +124,9 @@ inline constexpr error_code lanes_differ = detail::code_of<89>(detail::kernels_e
 inline constexpr error_code no_device_code = detail::code_of<91>(detail::kernels_errors);
 /// A kernel does not support caches of that layout: index = the part of it, 0 its planes, 1 `value_element`,
 /// 2 `rotary_dim`, 3 `part.cp_size`, 4 and 5 its scales, 6 scales by channel, 8 `is_rotated`,
-/// 9 scales for tensor cores; wanted = what the kernel supports, found = what the layout
-/// says.
+/// 9 scales for tensor cores, 10 a record of latents (wanted = its `record_fault`), 11 a layout without
+/// its rows, 12 a scale of 0, 13 tensor cores over latents; wanted = what the kernel supports, found = what
+/// the layout says.
 inline constexpr error_code unsupported_layout = detail::code_of<92>(detail::kernels_errors);
 
 }  // namespace errc

@@ -5,6 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/kernels/detail/vector_attention.hpp>
 #include <llmmem/kernels/detail/vector_codes.hpp>
+#include <llmmem/kernels/detail/vector_latents.hpp>
 #include <llmmem/kernels/host_executor.hpp>
 #include <llmmem/kernels/vector_path.hpp>
 #include <llmmem/result.hpp>
@@ -70,6 +71,15 @@ class host_vector_executor : public host_executor {
   result<void> attend_by_vectors(const detail::attention_shape& shape, const detail::attention_codes& codes,
                                  const Tables& tables) const {
     const detail::vector_codes_work<Tables> work(shape, codes, tables, path_);
+    team_(work.items(), [&](std::uint64_t item) noexcept { work.run(item); });
+    return {};
+  }
+
+  /// The same over records of latents.
+  template <class Tables>
+  result<void> attend_by_vectors(const detail::attention_shape& shape, const detail::latent_plane& plane,
+                                 const Tables& tables) const {
+    const detail::vector_latents_work<Tables> work(shape, plane, tables, path_);
     team_(work.items(), [&](std::uint64_t item) noexcept { work.run(item); });
     return {};
   }

@@ -103,6 +103,8 @@ class table_holder {
     attention_arithmetic arithmetic = attention_arithmetic::reproducible;
     kv_scales scales{};
     std::uint32_t* out_of_range = nullptr;
+    /// As `attention_options::latents`: of a cache of latents, whose record outlives the holder.
+    const paging::latent_record* latents = nullptr;
     /// `attention_workspace_bytes` of the largest query, if there is more than one share.
     std::span<std::byte> workspace{};
   };

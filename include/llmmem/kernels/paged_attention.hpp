@@ -9,6 +9,7 @@
 #include <llmmem/kernels/launch.hpp>
 #include <llmmem/model/dtype.hpp>
 #include <llmmem/paging/kv_layout.hpp>
+#include <llmmem/paging/latent_record.hpp>
 #include <llmmem/result.hpp>
 
 #include <concepts>
@@ -85,6 +86,9 @@ struct attention_options {
   /// if a product is a NaN. Null: not written.
   float* log_sum_exp = nullptr;
   std::uint32_t* out_of_range = nullptr;  ///< set to 1 when a token has no place in the cache; not cleared
+  /// The record of a cache of latents (MLA); null: the cache holds keys and values. Read before the call
+  /// returns.
+  const paging::latent_record* latents = nullptr;
 };
 
 /// Returns shares for rows of up to `most_tokens`, enough to occupy `limits.multiprocessors`. It depends on
@@ -122,6 +126,14 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 /// once. The outputs have the bits of attention over a cache of `f32` with these values. Where `is_rotated`
 /// is set, queries are turned by Hadamard's matrix before.
 ///
+/// With `options.latents` the cache holds records of latents (MLA; `append_mla` writes them), and attention
+/// is the absorbed one: a query is [latents | rotary], its head's `W_UK` already applied, its product is with
+/// all of a token's record, and the value is the latents of the same record, or all of it
+/// (`rotary_in_values`). `out` is [rows][query_heads][value_elements], to which the caller applies `W_UV`.
+/// `options.scale` must be set: it is that of the head before absorption (1 / sqrt(192) in DeepSeek-V3),
+/// which no record says. `options.scales.keys` points to the outer scale of a record without its own.
+/// Everything else composes as above: tables and lists of tokens, windows, shares, parts, holders, ranks.
+///
 /// @param run        `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param tables     of the sequences; their lengths are those after the append.
 /// @param queries    [rows][query_heads][head_dim]
@@ -135,7 +147,9 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 ///      these are fewer, and for scales that are not aligned to their type; `errc::unsupported_layout` for
 ///      codes or scales in other forms than those above, for scales with tensor cores, for a rotary part, for
 ///      a `value_element` of its own without scales, and for a layout of a part of the tokens
-///      (`part.cp_size`), of which `paged_attention_part` makes a part; `errc::size_mismatch` for query heads
+///      (`part.cp_size`), of which `paged_attention_part` makes a part, and of latents for a record that is
+///      invalid or that the layout does not hold, a scale of 0, and tensor cores;
+///      `errc::size_mismatch` for query heads
 ///      that are 0 or not a multiple of the cache's, `shared` rows that do not divide the rows, shares whose
 ///      number of tokens is not a multiple of 8, vector lengths that `tensor_cores` does not take, and a
 ///      cache without values; `errc::block_tokens_differ`; `errc::too_short` for the workspace, for null

@@ -64,11 +64,14 @@ class near_calls {
 template <class Run, class Tables>
 result<void> table_holder<Run, Tables>::begin(const near_query& query, std::span<std::byte> memory) {
   const kv_layout& layout = cache_.layout;
-  if (query.head_dim != layout.vector_elements(0))
-    return failure{errc::size_mismatch, 0, query.head_dim, layout.vector_elements(0),
+  const attention_options how{.latents = how_.latents};
+  const std::uint64_t keys = detail::attended_elements(layout, how, 0);
+  const std::uint64_t values = detail::attended_elements(layout, how, 1);
+  if (query.head_dim != keys)
+    return failure{errc::size_mismatch, 0, query.head_dim, keys,
                    "table_holder: head_dim of the query and of the cache"};
-  if (layout.has_values && query.value_dim != layout.vector_elements(1))
-    return failure{errc::size_mismatch, 0, query.value_dim, layout.vector_elements(1),
+  if ((layout.has_values || how_.latents != nullptr) && query.value_dim != values)
+    return failure{errc::size_mismatch, 0, query.value_dim, values,
                    "table_holder: value_dim of the query and of the cache"};
   auto part = attention_part_in(memory, query.shape());
   if (!part) return part.error();
@@ -88,6 +91,7 @@ result<near_traffic> table_holder<Run, Tables>::finish() {
   how.split = how_.split;
   how.arithmetic = how_.arithmetic;
   how.out_of_range = how_.out_of_range;
+  how.latents = how_.latents;
   const std::uint64_t head = std::uint64_t{query_.head_dim} * bits_of(query_.element) / 8;
   if (auto done = paged_attention_part(
           run_, tables_, {.rows = query_.rows, .sequences = query_.sequences, .lengths = query_.lengths},

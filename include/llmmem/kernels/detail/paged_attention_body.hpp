@@ -10,6 +10,8 @@
 #include <llmmem/kernels/detail/coded_planes.hpp>
 #include <llmmem/kernels/detail/kv_checks.hpp>
 #include <llmmem/kernels/detail/kv_form_checks.hpp>
+#include <llmmem/kernels/detail/latent_attention.hpp>
+#include <llmmem/kernels/detail/latent_rows.hpp>
 #include <llmmem/kernels/detail/vector_heads.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
@@ -99,8 +101,44 @@ struct attention_request {
   return {};
 }
 
+/// The elements of a cache's keys (0) or values (1), as attention sees them.
+[[nodiscard]] constexpr std::uint64_t attended_elements(const kv_layout& layout,
+                                                        const attention_options& options,
+                                                        std::uint32_t p) noexcept {
+  if (options.latents == nullptr) return layout.vector_elements(p);
+  return p == 0 ? options.latents->key_elements() : options.latents->value_elements();
+}
+
+/// Checks a cache of latents and the elements.
+[[nodiscard]] inline result<void> check_latent_attention(const attention_request& of) noexcept {
+  const kv_layout& layout = of.cache.layout;
+  if (auto fits = check_latent_layout(of.cache, *of.options.latents, "paged_attention: cache.layout"); !fits)
+    return fits;
+  if (layout.part.cp_size != 1) {
+    if (!of.is_part)
+      return failure{errc::unsupported_layout, 3, 1, layout.part.cp_size, "paged_attention: cache.layout"};
+    if (auto fits = check_deal(of); !fits) return fits;
+  }
+  if (!is_attention_element(of.options.element))
+    return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(of.options.element),
+                   static_cast<std::uint64_t>(of.options.latents->latent_element),
+                   "paged_attention: options.element"};
+  if (layout.layers == 0 || of.layer >= layout.layers)
+    return failure{errc::out_of_range, 0, of.layer, layout.layers == 0 ? 0 : layout.layers - 1,
+                   "paged_attention: layer"};
+  if (of.options.query_heads == 0)
+    return failure{errc::size_mismatch, 0, 0, layout.heads, "paged_attention: query_heads is not given"};
+  if (of.options.scale == 0)
+    return failure{errc::unsupported_layout, 12, 0, 0, "paged_attention: options.scale"};
+  if (of.options.arithmetic == attention_arithmetic::tensor_cores)
+    return failure{errc::unsupported_layout, 13, 0, static_cast<std::uint64_t>(of.options.arithmetic),
+                   "paged_attention: options.arithmetic"};
+  return {};
+}
+
 /// Checks the layout and the elements.
 [[nodiscard]] inline result<void> check_attention_layout(const attention_request& of) noexcept {
+  if (of.options.latents != nullptr) return check_latent_attention(of);
   const kv_layout& layout = of.cache.layout;
   const bool is_coded = has_codes(layout);
   if (auto fits = is_coded ? check_codes(layout, "paged_attention: cache.layout")
@@ -148,7 +186,7 @@ struct attention_request {
 
 [[nodiscard]] inline attention_part_shape part_shape_of(const attention_request& of) noexcept {
   return {of.rows.rows, of.options.query_heads,
-          static_cast<std::uint32_t>(of.cache.layout.vector_elements(1))};
+          static_cast<std::uint32_t>(attended_elements(of.cache.layout, of.options, 1))};
 }
 
 /// Checks the batch's distances, if it is not empty.
@@ -157,8 +195,9 @@ struct attention_request {
   const std::uint64_t element_bytes = bits_of(of.options.element) / 8;
   const std::uint64_t heads = of.options.query_heads;
   const auto array_of = [&](const auto& vectors, std::uint32_t plane) {
-    return vector_array{vectors.data, of.rows.rows,        vectors.token_stride,
-                        heads,        vectors.head_stride, layout.vector_elements(plane) * element_bytes};
+    return vector_array{vectors.data,         of.rows.rows,
+                        vectors.token_stride, heads,
+                        vectors.head_stride,  attended_elements(layout, of.options, plane) * element_bytes};
   };
   constexpr vector_names queries{"paged_attention: queries", "paged_attention: queries.token_stride",
                                  "paged_attention: queries.head_stride"};
@@ -216,7 +255,7 @@ struct attention_floats_needed {
                                               const attention_options& options) noexcept {
     if (options.split.count <= 1) return {};
     const std::uint64_t parts = rows * options.query_heads * options.split.count;
-    return {parts * layout.vector_elements(1), parts * 2};
+    return {parts * attended_elements(layout, options, 1), parts * 2};
   }
 };
 
@@ -238,14 +277,14 @@ struct attention_floats_needed {
   out.out = of.is_part ? of.part.sums : of.out;
   if (of.is_part) out.part_states = of.part.states;
   out.keys = kv_plane_of(of.cache, 0);
-  out.values = kv_plane_of(of.cache, 1);
+  out.values = layout.has_values ? kv_plane_of(of.cache, 1) : out.keys;
   out.layer = of.layer;
   out.blocks = of.cache.blocks;
   out.by = divider(layout.block_tokens);
   out.shares = divider(of.options.split.count);
   out.share_tokens = divider(std::max(of.options.split.tokens, attention_tile));
-  out.key_packs = static_cast<std::uint32_t>(layout.vector_elements(0) / attention_pack);
-  out.value_packs = static_cast<std::uint32_t>(layout.vector_elements(1) / attention_pack);
+  out.key_packs = static_cast<std::uint32_t>(attended_elements(layout, of.options, 0) / attention_pack);
+  out.value_packs = static_cast<std::uint32_t>(attended_elements(layout, of.options, 1) / attention_pack);
   out.heads = layout.heads;
   out.own_group = divider(of.options.query_heads / layout.heads);
   out.group = out.own_group.by() * of.rows.shared;
@@ -258,7 +297,8 @@ struct attention_floats_needed {
                           : 1.0F / __builtin_sqrtf(static_cast<float>(layout.vector_elements(0)));
   out.scale = product_of(scale, log2_e);
   // Elements of the batch's own type are stored as they are; codes have the caller's scale in their own.
-  if (layout.element != of.options.element && !has_codes(layout)) out.scales = of.options.scales;
+  if (layout.element != of.options.element && !has_codes(layout) && of.options.latents == nullptr)
+    out.scales = of.options.scales;
   out.sums = reinterpret_cast<float*>(of.workspace.data());
   out.states = out.sums + attention_floats_needed::of(of.rows.rows, layout, of.options).sums;
   out.log_sum_exp = of.options.log_sum_exp;
@@ -336,8 +376,13 @@ inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_he
     return detail::split_into(shares, most_tokens, detail::attention_tile);
   }
   const bool is_tensor = arithmetic == attention_arithmetic::tensor_cores;
-  const std::uint32_t heads = is_tensor ? detail::tensor_heads : detail::attention_heads(group);
-  const std::uint32_t lanes = is_tensor ? 32 : detail::attention_lanes(layout);
+  const bool is_latent = !layout.has_values;
+  const std::uint32_t heads = is_latent   ? detail::latent_heads
+                              : is_tensor ? detail::tensor_heads
+                                          : detail::attention_heads(group);
+  const std::uint32_t lanes = is_latent   ? detail::latent_lanes
+                              : is_tensor ? 32
+                                          : detail::attention_lanes(layout);
   const std::uint64_t units = std::uint64_t{layout.heads} * ((group - 1) / heads + 1);
   // More rows than possible gain nothing from shares either.
   const std::uint64_t items = std::clamp<std::uint64_t>(rows, 1, std::uint64_t{1} << 31) * units;
@@ -356,7 +401,8 @@ inline std::uint64_t attention_workspace_bytes(std::uint64_t rows, const kv_layo
                                                const attention_options& options) noexcept {
   if (options.split.count <= 1) return 0;
   constexpr std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
-  const std::uint64_t floats = layout.vector_elements(1) + 2;  // of a part: its sums and its state
+  const std::uint64_t floats =
+      detail::attended_elements(layout, options, 1) + 2;  // of a part: its sums and its state
   const std::uint64_t parts = std::uint64_t{options.query_heads} * options.split.count;
   if (parts != 0 && rows > all / sizeof(float) / floats / parts) return all;
   const auto needed = detail::attention_floats_needed::of(rows, layout, options);
@@ -396,6 +442,14 @@ result<void> attend(const Run& run, const Tables& tables, const attention_reques
   const std::uint32_t lanes = attention_lanes(layout);
   const attention_arithmetic arithmetic = of.options.arithmetic;
   const auto attend_shares = [&]() -> result<void> {
+    if (of.options.latents != nullptr) {
+      const latent_plane plane = latent_plane_of(of.cache, *of.options.latents, of.options.scales.keys);
+      if constexpr (vector_run<Run, Tables>) {
+        if (arithmetic == attention_arithmetic::host_vectors)
+          return run.attend_by_vectors(shape, plane, tables);
+      }
+      return run.each(latent_attention_work<Tables>(shape, tables, plane));
+    }
     if (has_codes(layout)) return attend_codes(run, shape, tables, of, lanes);
     switch (layout.element) {
       case dtype::f32:

@@ -15,8 +15,8 @@ namespace detail {
 
 /// Stores what a share says for each of its query heads.
 /// @param place  (pack, i): where the sums of a head have element `i` of a pack.
-template <class Place>
-void finish_vectors(const attention_shape& shape, const attention_place& at, const vector_sums& sums,
+template <class Sums, class Place>
+void finish_vectors(const attention_shape& shape, const attention_place& at, const Sums& sums,
                     Place place) noexcept {
   for (std::uint32_t h = 0; h < at.queries; ++h) {
     const attention_output output{at.row, at.first_query + h, at.head};

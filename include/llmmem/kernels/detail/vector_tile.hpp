@@ -49,12 +49,13 @@ struct vector_tokens {
 };
 
 /// The queries of some heads, and what came of the tokens so far.
-struct vector_sums {
+template <std::uint32_t Heads, std::size_t KeyFloats, std::size_t ValueFloats>
+struct basic_vector_sums {
   // Elements are where `lane_place` says.
-  alignas(64) float query[vector_heads * vector_elements];  // scaled; zeros up to the stride
-  alignas(64) float sum[vector_heads * vector_elements];
-  alignas(64) float totals[vector_heads * widest_lanes];  // of the exponentials, in the lanes of a path
-  float most[vector_heads];                               // of the products
+  alignas(64) float query[Heads * KeyFloats];  // scaled; zeros up to the stride
+  alignas(64) float sum[Heads * ValueFloats];
+  alignas(64) float totals[Heads * widest_lanes];  // of the exponentials, in the lanes of a path
+  float most[Heads];                               // of the products
   std::size_t heads = 0;
   std::size_t key_elements = 0;
   std::size_t value_elements = 0;
@@ -84,6 +85,7 @@ struct vector_sums {
     return std::accumulate(lanes, lanes + widest_lanes, 0.0F);
   }
 };
+using vector_sums = basic_vector_sums<vector_heads, vector_elements, vector_elements>;
 
 /// The products, then weights, of each head with a tile's tokens; and its keys or values as floats, where
 /// they are converted once for many heads.
@@ -173,8 +175,8 @@ LLMMEM_LANES_INLINE void multiply_some(const vector_rows& keys, const float* que
     std::memcpy(products + h * max_tile_tokens, lanes + h * tokens, tokens * sizeof(float));
 }
 
-template <dtype Element, unsigned Heads, bool Requests, unsigned N>
-LLMMEM_LANES_INLINE void multiply_heads(const vector_rows& keys, const vector_sums& sums, std::size_t h,
+template <dtype Element, unsigned Heads, bool Requests, unsigned N, class Sums>
+LLMMEM_LANES_INLINE void multiply_heads(const vector_rows& keys, const Sums& sums, std::size_t h,
                                         std::size_t count, float* products) noexcept {
   for (std::size_t t = 0; t < count; t += N / Heads)
     multiply_some<Element, Heads, Requests, N>({keys.rows + t, keys.next_rows + t},
@@ -183,8 +185,8 @@ LLMMEM_LANES_INLINE void multiply_heads(const vector_rows& keys, const vector_su
 }
 
 /// Products past `count`, up to a multiple of the lanes, are of any tokens.
-template <dtype Element, bool Requests, unsigned N>
-LLMMEM_LANES_INLINE void multiply(const vector_rows& keys, const vector_sums& sums, std::size_t count,
+template <dtype Element, bool Requests, unsigned N, class Sums>
+LLMMEM_LANES_INLINE void multiply(const vector_rows& keys, const Sums& sums, std::size_t count,
                                   float* products) noexcept {
   if (sums.heads < 4) {
     multiply_heads<Element, 1, Requests, N>(keys, sums, 0, count, products);
@@ -201,8 +203,8 @@ LLMMEM_LANES_INLINE void multiply(const vector_rows& keys, const vector_sums& su
 }
 
 /// Makes weights of a head's products, relative to the largest so far, to which its sums are brought.
-template <unsigned N>
-LLMMEM_LANES_INLINE void weigh(vector_sums& sums, std::size_t h, std::size_t count, float* weights) noexcept {
+template <unsigned N, class Sums>
+LLMMEM_LANES_INLINE void weigh(Sums& sums, std::size_t h, std::size_t count, float* weights) noexcept {
   for (std::size_t t = count; t % N != 0; ++t)
     weights[t] = lowest();
   float_lanes<N> largest = float_lanes<N>{} + lowest();
@@ -290,9 +292,9 @@ LLMMEM_LANES_INLINE void add_heads(const vector_rows& values, const float* weigh
     add_some<Element, Heads, 1, Requests, N>(values, e, weights, count, stride, sums);
 }
 
-template <dtype Element, bool Requests, unsigned N>
+template <dtype Element, bool Requests, unsigned N, class Sums>
 LLMMEM_LANES_INLINE void add_values(const vector_rows& values, const float* weights, std::size_t count,
-                                    vector_sums& sums) noexcept {
+                                    Sums& sums) noexcept {
   const std::size_t stride = sums.value_stride;
   std::size_t h = 0;
   if (sums.heads < 4) {
