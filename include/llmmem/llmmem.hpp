@@ -204,6 +204,7 @@
 #include <llmmem/paging/upload_ring.hpp>
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/paging/what_if_result.hpp>
+#include <llmmem/pool/kv_handover.hpp>
 #include <llmmem/pool/kv_pool.hpp>
 #include <llmmem/pool/kv_pool_types.hpp>
 #include <llmmem/redundancy/coded_group.hpp>

@@ -68,7 +68,7 @@ static_assert(errc::ok.number() == 0 && errc::out_of_blocks.number() == 1 &&
               errc::out_of_bytes.number() == 5);
 static_assert(errc::zero_bytes.number() == 28 && errc::dependency_failed.number() == 58);
 static_assert(errc::peer_failed.number() == 76 && errc::frame_forged.number() == 99 &&
-              errc::lease_lost.number() == 100 && errc::bad_budget.number() == last_error_number);
+              errc::lease_lost.number() == 100 && errc::unexpected_part.number() == last_error_number);
 
 }  // namespace
 

@@ -74,6 +74,10 @@ constexpr std::array refusals{
     refusal{errc::bad_budget, raises::length_error,
             "kv: a budget of 30 bytes asked for, but the pool allows two pages to 12 bytes; build it with a "
             "larger budget_capacity_bytes to grow further"},
+    refusal{errc::unexpected_part, raises::argument_error,
+            "kv: rank 7 sent a part of keys and values with 30 (plan, request, layer, token or share) where "
+            "12 is "
+            "expected; send and receive the same parts in the same order, by the same plan"},
     refusal{errc::out_of_requests, raises::out_of_memory,
             "kv: all 12 requests are in use; finish one, or raise max_requests"},
     refusal{errc::step_pending, raises::argument_error,

@@ -3,134 +3,28 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "support/error_text.hpp"
-#include "support/kv_forms_world.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
+#include "support/split_world.hpp"
 
 using namespace llmmem;
 using namespace llmmem_tests;
 using paging::kv_share;
 using paging::kv_split_plan;
 
-namespace {
-
-/// The memory of one rank, and its blocks of one sequence.
-struct rank_memory {
-  kv_layout layout;
-  std::uint64_t blocks = 0;
-  std::vector<std::byte> bytes;
-  std::vector<block_id> table;
-
-  rank_memory(const kv_layout& of, std::uint64_t tokens, random_numbers& random)
-      : layout(of), blocks(2 * (tokens / of.block_tokens + 2)), bytes(of.total_bytes(blocks)) {
-    for (std::uint32_t i = 1; i < blocks; ++i)
-      table.push_back(block_id{i});
-    for (std::size_t i = table.size(); i > 1; --i)
-      std::swap(table[i - 1], table[static_cast<std::size_t>(random.below(i))]);
-    table.resize((of.part.local_tokens(tokens) + of.block_tokens - 1) / of.block_tokens);
-  }
-  [[nodiscard]] kv_memory memory() { return {.data = bytes.data(), .blocks = blocks, .layout = layout}; }
-  /// The head of the model that is `head` here.
-  [[nodiscard]] std::uint64_t model_head(std::uint64_t head) const {
-    const kv_part_of part{layout};
-    return part.first_head + head;
-  }
-
-  /// Calls `visit(bytes, plane, token, model head)` for each vector of the first `tokens` tokens in a layer.
-  template <class Visit>
-  void each_vector(std::uint32_t layer, std::uint64_t tokens, Visit&& visit) {
-    for (std::uint64_t token = 0; token < tokens; ++token) {
-      if (layout.part.cp_rank_of(token) != layout.part.cp_rank) continue;
-      const std::uint64_t local = layout.part.local_of(token);
-      const auto block = to_index(table.at(static_cast<std::size_t>(local / layout.block_tokens)));
-      for (std::uint32_t p = 0; p < layout.planes(); ++p) {
-        const bool is_common = layout.role_of(p) >= paging::plane_role::index_key;
-        const kv_plane plane = kv_plane_of(memory(), p);
-        for (std::uint64_t head = 0; head < layout.heads_of(p); ++head) {
-          std::byte* const at =
-              plane_base(plane, layer) + plane.strides.offset(0, block, local % layout.block_tokens, head);
-          visit(std::span(at, static_cast<std::size_t>(layout.vector_bytes(p))), p, token,
-                is_common ? 0 : model_head(head));
-        }
-      }
-    }
-  }
-
- private:
-  struct kv_part_of {
-    std::uint64_t first_head;
-    explicit kv_part_of(const kv_layout& of) {
-      const bool is_repeated = of.part.heads_of_model != 0 && of.part.heads_of_model < of.part.tp_size;
-      const std::uint64_t ranks_of_a_head = is_repeated ? of.part.tp_size / of.part.heads_of_model : 1;
-      first_head = of.part.tp_rank / ranks_of_a_head * of.heads;
-    }
-  };
-};
-
-/// What a vector of the model holds.
-std::vector<std::byte> contents(std::size_t bytes, std::uint32_t layer, std::uint32_t plane,
-                                std::uint64_t token, std::uint64_t head) {
-  random_numbers random(((layer * 16 + plane) * 1000 + token) * 100 + head);
-  std::vector<std::byte> out(bytes);
-  for (std::byte& each : out)
-    each = std::byte(1 + random.below(std::uint32_t{255}));
-  return out;
-}
-
-/// The layouts of all ranks of one side.
-std::vector<kv_layout> split(kv_layout model, std::uint32_t tp, std::uint32_t cp, std::uint32_t interleave) {
-  std::vector<kv_layout> all;
-  const std::uint32_t heads = model.heads;
-  model.heads = heads >= tp ? heads / tp : 1;
-  model.part = {.tp_size = tp, .heads_of_model = heads, .cp_size = cp, .cp_interleave = interleave};
-  for (std::uint32_t c = 0; c < cp; ++c) {
-    for (std::uint32_t t = 0; t < tp; ++t) {
-      model.part.tp_rank = t;
-      model.part.cp_rank = c;
-      all.push_back(model.checked());
-    }
-  }
-  return all;
-}
-
-bool is_per_token(const kv_layout& of) {
-  return std::ranges::all_of(
-      std::array{of.key_scales, of.value_scales, of.index_scales},
-      [](const auto& each) { return each.group != paging::scale_group::channel && !each.has_global; });
-}
-
-/// A model, and a side of its ranks.
-std::vector<kv_layout> any_side(const kv_layout& model, random_numbers& random) {
-  kv_layout of = rearranged(model, random);
-  const std::uint32_t cp = 1 + random.below(std::uint32_t{3});
-  const std::uint32_t interleave = 1 + random.below(std::uint32_t{3});
-  of.block_tokens = interleave * (1 + random.below(std::uint32_t{4}));
-  std::uint32_t tp = 1U << random.below(std::uint32_t{4});
-  while (of.heads >= tp ? of.heads % tp != 0 : tp % of.heads != 0)
-    tp /= 2;
-  return split(of, tp, cp, interleave);
-}
-
-}  // namespace
-
 TEST_CASE("between any two splits each vector arrives once, in its place, and nothing else is touched") {
   std::uint64_t shares = 0;
   for (const auto seed : seeds(300)) {
     CAPTURE(seed);
     random_numbers random(seed);
-    kv_layout model = any_forms(random);
-    while (!is_per_token(model))
-      model = any_forms(random);
-    model.heads = 1U << random.below(std::uint32_t{4});
+    const kv_layout model = any_split_model(random);
     const std::vector<kv_layout> from = any_side(model, random);
     const std::vector<kv_layout> to = any_side(model, random);
     const std::uint64_t tokens = 1 + random.below(std::uint64_t{40});

@@ -229,6 +229,14 @@ inline constexpr std::array paging_errors{
                .found = "the most the pool was built for",
                .sentence = "a budget of {wanted} bytes asked for, but the pool allows two pages to {found} "
                            "bytes; build it with a larger budget_capacity_bytes to grow further"},
+    error_info{.number = 102,
+               .name = "unexpected_part",
+               .index = "rank that sent it",
+               .wanted = "its plan, request, layer, token or share: the first that differs",
+               .found = "the one expected here",
+               .sentence = "rank {index} sent a part of keys and values with {wanted} (plan, request, layer, "
+                           "token or share) where {found} is expected; send and receive the same parts in "
+                           "the same order, by the same plan"},
 };
 
 }  // namespace detail
@@ -316,6 +324,9 @@ inline constexpr error_code no_slots = detail::code_of<98>(detail::paging_errors
 /// A budget that a pool of pages cannot have: wanted = bytes asked for, found = the most the pool was built
 /// for.
 inline constexpr error_code bad_budget = detail::code_of<101>(detail::paging_errors);
+/// A part of keys and values that is not the next one: index = rank that sent it, wanted = its plan, request,
+/// layer, token or share, the first that differs, found = the one expected here.
+inline constexpr error_code unexpected_part = detail::code_of<102>(detail::paging_errors);
 
 }  // namespace errc
 

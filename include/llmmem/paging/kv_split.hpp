@@ -75,6 +75,11 @@ class kv_split_plan {
   [[nodiscard]] std::vector<kv_share> shares_from(std::uint32_t rank) const;
   [[nodiscard]] std::vector<kv_share> shares_to(std::uint32_t rank) const;
 
+  [[nodiscard]] std::size_t senders() const noexcept { return from_.size(); }
+  [[nodiscard]] std::size_t receivers() const noexcept { return to_.size(); }
+  /// Equal for plans between equal layouts. Never 0.
+  [[nodiscard]] std::uint64_t fingerprint() const noexcept;
+
   /// Returns how many of the tokens both sides of a share hold. O(1) without context parallelism, else
   /// O(tokens).
   [[nodiscard]] std::uint64_t tokens(const kv_share& share, token_range range) const noexcept;

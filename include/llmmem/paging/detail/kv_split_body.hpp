@@ -2,6 +2,7 @@
 /// Bodies of kv_split.hpp. Only kv_split.hpp includes it.
 #pragma once
 
+#include <llmmem/hash/siphash.hpp>
 #include <llmmem/paging/kv_split.hpp>
 
 #include <algorithm>
@@ -117,6 +118,18 @@ inline std::vector<kv_share> kv_split_plan::shares_to(std::uint32_t rank) const 
   std::copy_if(shares_.begin(), shares_.end(), std::back_inserter(all),
                [&](const kv_share& each) { return each.to == rank; });
   return all;
+}
+
+inline std::uint64_t kv_split_plan::fingerprint() const noexcept {
+  detail::siphash_state<2, 4> state(hash_seed{.low = from_.size(), .high = to_.size()});
+  // `fingerprint()` of a layout counts ranks with the same heads as one, so the ranks are absorbed too.
+  for (const std::vector<kv_layout>* layouts : {&from_, &to_}) {
+    for (const kv_layout& each : *layouts) {
+      state.absorb(each.fingerprint());
+      state.absorb(std::uint64_t{each.part.tp_rank} << 32 | each.part.tp_size);
+    }
+  }
+  return state.finish(0, 16 * (from_.size() + to_.size())).low | 1U;
 }
 
 inline std::uint64_t kv_split_plan::tokens(const kv_share& share, token_range range) const noexcept {

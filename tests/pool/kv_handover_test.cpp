@@ -1,0 +1,172 @@
+#include <llmmem/comm/communicator.hpp>
+#include <llmmem/pool/kv_handover.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "support/error_text.hpp"
+#include "support/random.hpp"
+#include "support/seeds.hpp"
+#include "support/split_world.hpp"
+#include "support/state_world.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+namespace {
+
+std::vector<rank_id> ranks_from(std::uint32_t first, std::size_t count) {
+  std::vector<rank_id> all;
+  for (std::size_t i = 0; i < count; ++i)
+    all.push_back(rank_id{first + static_cast<std::uint32_t>(i)});
+  return all;
+}
+
+void fill(rank_memory& memory, std::uint64_t tokens) {
+  for (std::uint32_t layer = 0; layer < memory.layout.layers; ++layer)
+    memory.each_vector(layer, tokens, [&](auto bytes, auto p, auto token, auto head) {
+      std::ranges::copy(contents(bytes.size(), layer, p, token, head), bytes.begin());
+    });
+}
+bool is_filled(rank_memory& memory, std::uint64_t tokens) {
+  bool is_right = true;
+  for (std::uint32_t layer = 0; layer < memory.layout.layers; ++layer)
+    memory.each_vector(layer, tokens, [&](auto bytes, auto p, auto token, auto head) {
+      is_right = is_right && std::ranges::equal(bytes, contents(bytes.size(), layer, p, token, head));
+    });
+  return is_right;
+}
+
+constexpr kv_layout model{.layers = 3, .heads = 4, .head_dim = 4, .block_tokens = 4};
+
+/// Keeps the messages that one rank sends, and gives them to another, changed if a test wants it.
+struct carried_messages {
+  rank_id mine{};
+  std::vector<std::vector<std::byte>> messages{};
+  std::size_t next = 0;
+
+  [[nodiscard]] rank_id rank() const noexcept { return mine; }
+  [[nodiscard]] rank_count world() const noexcept { return rank_count{2}; }
+  [[nodiscard]] deadline after(std::uint64_t ns) const noexcept { return {ns}; }
+  result<void> send(std::span<const std::byte> bytes, rank_id, std::uint32_t, deadline) {
+    messages.emplace_back(bytes.begin(), bytes.end());
+    return {};
+  }
+  result<void> recv(std::span<std::byte> into, rank_id, std::uint32_t, deadline) {
+    std::ranges::copy(messages.at(next++), into.begin());
+    return {};
+  }
+  result<void> exchange(std::span<const std::byte>, rank_id, std::span<std::byte>, rank_id, std::uint32_t,
+                        deadline) {
+    return {};
+  }
+  void revoke() noexcept {}
+};
+static_assert(transport<carried_messages>);
+
+}  // namespace
+
+TEST_CASE("prompts reach decode ranks of another split layer by layer, step by step") {
+  for (const auto seed : seeds(12, 3)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const kv_layout whole = any_split_model(random);
+    const auto few = [&] {
+      std::vector<kv_layout> all = any_side(whole, random);
+      while (all.size() > 4)
+        all = any_side(whole, random);
+      return all;
+    };
+    const std::vector<kv_layout> from = few();
+    const std::vector<kv_layout> to = few();
+    const std::uint64_t tokens = 1 + random.below(std::uint64_t{30});
+    const std::uint64_t cut = random.below(tokens);
+    const paging::kv_split_plan plan(from, to);
+    const auto prefill = ranks_from(0, from.size());
+    const auto decode = ranks_from(static_cast<std::uint32_t>(from.size()), to.size());
+    in_sim_world(static_cast<std::uint32_t>(from.size() + to.size()), seed,
+                 [&](auto& ranks, host_space&, std::uint32_t rank) {
+                   random_numbers own(seed + rank);
+                   kv_handover handover(ranks, plan, prefill, decode, {.max_tokens = 30});
+                   const bool sends = rank < from.size();
+                   rank_memory memory(sends ? from[rank] : to[rank - from.size()], tokens, own);
+                   if (sends) fill(memory, tokens);
+                   for (const token_range range : {token_range{0, cut}, token_range{cut, tokens}}) {
+                     for (std::uint32_t layer = 0; layer < whole.layers; ++layer) {
+                       const kv_handover_part part{.request = 7, .layer = layer, .range = range};
+                       const deadline by = ranks.after(one_second);
+                       if (sends) handover.send(part, memory.memory(), memory.table, by).value();
+                       if (!sends) handover.receive(part, memory.memory(), memory.table, by).value();
+                     }
+                   }
+                   CHECK(is_filled(memory, tokens));
+                 });
+  }
+}
+
+TEST_CASE("a handover writes nothing of a message that is damaged or not the expected one") {
+  random_numbers random(1);
+  const std::vector<kv_layout> from = split(model, 1, 1, 1);
+  const std::vector<kv_layout> to = split(model, 1, 1, 1);
+  rank_memory source(from[0], 8, random);
+  fill(source, 8);
+  const auto sender = ranks_from(0, 1);
+  const auto receiver = ranks_from(1, 1);
+  const paging::kv_split_plan plan(from, to);
+  carried_messages line{.mine = rank_id{0}};
+  kv_handover out(line, plan, sender, receiver, {.max_tokens = 8, .name = "prefill"});
+  const kv_handover_part part{.request = 5, .layer = 1, .range = {0, 8}};
+  REQUIRE(out.send(part, source.memory(), source.table, {}));
+  const std::vector<std::byte> sent = line.messages.at(0);
+  CHECK(sent.size() == plan.bytes(plan.shares()[0], part.range) + 48);
+
+  rank_memory target(to[0], 8, random);
+  const auto receive = [&](const kv_handover_part& expected, const paging::kv_split_plan& by) {
+    line.mine = rank_id{1};
+    line.next = 0;
+    kv_handover in(line, by, sender, receiver, {.max_tokens = 8, .name = "decode"});
+    return in.receive(expected, target.memory(), target.table, {});
+  };
+  const auto is_untouched = [&] {
+    return std::ranges::count(target.bytes, std::byte{0}) == static_cast<std::ptrdiff_t>(target.bytes.size());
+  };
+  for (std::size_t bit = 0; bit < 8 * sent.size(); ++bit) {
+    line.messages[0] = sent;
+    line.messages[0][bit / 8] ^= std::byte(1U << (bit % 8));
+    REQUIRE(receive(part, plan).code() == errc::message_damaged);
+  }
+  line.messages[0] = sent;
+  CHECK(receive({.request = 6, .layer = 1, .range = {0, 8}}, plan).error().message() ==
+        "decode: rank 0 sent a part of keys and values with 5 (plan, request, layer, token or share) where 6 "
+        "is "
+        "expected; send and receive the same parts in the same order, by the same plan");
+  CHECK(receive({.request = 5, .layer = 2, .range = {0, 8}}, plan).code() == errc::unexpected_part);
+  std::vector<kv_layout> other = to;
+  other[0].order = block_order::block_first;
+  const paging::kv_split_plan another(from, other);
+  CHECK(receive(part, paging::kv_split_plan(other, to)).code() == errc::unexpected_part);
+  CHECK(plan.fingerprint() != another.fingerprint());
+  CHECK(is_untouched());
+  CHECK(receive({.request = 5, .layer = 1, .range = {0, 9}}, plan).code() == errc::out_of_range);
+  CHECK(receive(part, plan).has_value());
+  CHECK_FALSE(is_untouched());
+}
+
+TEST_CASE("a handover refuses ranks that do not fit its plan") {
+  const paging::kv_split_plan plan(split(model, 2, 1, 1), split(model, 1, 1, 1));
+  carried_messages line;
+  const auto why = [&](std::vector<rank_id> senders, std::vector<rank_id> receivers) {
+    return text_of([&] { kv_handover(line, plan, senders, receivers, {.name = "kv"}); });
+  };
+  CHECK(why(ranks_from(0, 1), ranks_from(1, 1)) ==
+        "kv: 1 senders, but the plan has 2; give the rank of each layout");
+  CHECK(why(ranks_from(0, 2), ranks_from(2, 1)) == "kv: rank 2 of receivers, but the transport has 2 ranks");
+  CHECK(why(ranks_from(0, 2), ranks_from(1, 1)) ==
+        "kv: rank 1 is on both sides; copy its own shares with pack() and unpack(), and leave it out");
+}
