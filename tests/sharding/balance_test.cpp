@@ -1,4 +1,5 @@
 #include <llmmem/sharding/balance.hpp>
+#include <llmmem/sharding/whole_matrices.hpp>
 
 #include <doctest/doctest.h>
 
@@ -6,8 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
+#include <span>
 #include <vector>
 
+#include "support/partition_checks.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 
@@ -83,6 +86,51 @@ TEST_CASE("the busiest rank has at most 4/3 - 1/(3 world) of the optimum") {
     const auto loads = with_whole(items, none, assign_writers(items, none));
     REQUIRE(3 * world * most(loads) <= (4 * world - 1) * best_of(items, none));
   }
+}
+
+TEST_CASE("whole matrices are on one rank each, by cost, within 4/3 - 1/(3 world) of the optimum") {
+  for (const auto seed : seeds(60)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const std::uint64_t world = 1 + random.below(std::uint64_t{4});
+    std::vector<tensor_facts> tensors(random.below(std::uint64_t{8}));
+    std::vector<std::uint64_t> costs;
+    for (tensor_facts& each : tensors) {
+      each = {"matrix",
+              tensor_shape::matrix(1 + random.below(std::uint64_t{9}), random.below(std::uint64_t{9})), 4};
+      costs.push_back(newton_schulz_cost(each.shape));
+    }
+    const whole_matrices split(tensors, rank_count{static_cast<std::uint32_t>(world)});
+    llmmem_tests::check_partition(split, tensors, rank_count{static_cast<std::uint32_t>(world)});
+    std::vector<rank_id> owners;
+    for (std::uint32_t i = 0; i < tensors.size(); ++i)
+      owners.push_back(split.owner(tensor_id{i}));
+    std::vector<std::uint64_t> none(world, 0);
+    const auto loads = with_whole(costs, none, owners);
+    REQUIRE(std::equal(loads.begin(), loads.end(), split.loads().begin(), split.loads().end()));
+    REQUIRE(3 * world * most(loads) <= (4 * world - 1) * best_of(costs, none));
+  }
+}
+
+TEST_CASE("matrices are balanced by Newton-Schulz cost and not by bytes, and loads carry over") {
+  static_assert(newton_schulz_cost(tensor_shape::matrix(2, 3), 1) == 2 * 2 * 2 * 3 + 2 * 2 * 2);
+  static_assert(newton_schulz_cost(tensor_shape::matrix(3, 2)) == 5 * 32);
+  static_assert(newton_schulz_cost(tensor_shape::vector(7)) == 7);
+  // The square one costs more than the others together, which have as many bytes.
+  std::vector<tensor_facts> tensors{{"square", tensor_shape::matrix(64, 64), 4}};
+  for (int i = 0; i < 16; ++i)
+    tensors.push_back({"flat", tensor_shape::matrix(4, 64), 4});
+  const whole_matrices split(tensors, rank_count{2});
+  for (std::uint32_t i = 0; i < tensors.size(); ++i)
+    CHECK(split.owner(tensor_id{i}) == rank_id{i == 0 ? 0U : 1U});
+  const std::uint64_t costs[] = {3, 3};
+  const whole_matrices next(std::span<const tensor_facts>(tensors).first(2), costs, split.loads());
+  CHECK(next.owner(tensor_id{0}) == rank_id{1});
+  CHECK(next.owner(tensor_id{1}) == rank_id{1});
+  CHECK(next.loads()[1] == split.loads()[1] + 6);
+  CHECK_THROWS_WITH_AS(whole_matrices(tensors, costs, split.loads()),
+                       "whole_matrices: 2 costs of 17 tensors; give one for each", argument_error);
+  CHECK_THROWS_AS(whole_matrices(tensors, rank_count{0}), argument_error);
 }
 
 TEST_CASE("without large items, the ranks' writes differ by at most a factor of 1.1") {
