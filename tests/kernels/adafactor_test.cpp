@@ -353,5 +353,11 @@ TEST_SUITE("adafactor") {
         alone.error().message() ==
         "optimizer_step: form adafactor, whose steps begin with adafactor_add: 5 requested, but the highest "
         "allowed is 4");
+    const auto muon =
+        optimizer_step(host_executor{}, optimizer_form::muon, of.piece(0, 2), piece_of(g, 0, 2), {});
+    CHECK(muon.error().message() ==
+          "optimizer_step: form muon, whose steps begin with muon_momentum: 6 requested, but the highest "
+          "allowed "
+          "is 4");
   }
 }

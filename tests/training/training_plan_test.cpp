@@ -1,4 +1,5 @@
 #include <llmmem/kernels/unordered_sum.hpp>
+#include <llmmem/sharding/tensor_shape.hpp>
 #include <llmmem/training/training_plan.hpp>
 
 #include <doctest/doctest.h>
@@ -137,6 +138,41 @@ TEST_SUITE("training_plan") {
     shape.value_bytes = 2;
     CHECK_THROWS_WITH_AS(check_plan(plan, shape),
                          "training_plan: adafactor with values of 2 bytes; its weights are floats",
+                         argument_error);
+  }
+
+  TEST_CASE("muon has a variance for what adamw updates, and its ranks send the updates of their matrices") {
+    training_shape shape = four_layers();
+    shape.layers[1].matrices = {tensor_shape::matrix(4, 4), tensor_shape::matrix(4, 8)};
+    training_plan plan{.ranks = 3, .optimizer = optimizer_form::muon};
+    std::uint64_t saved = 0;
+    std::uint64_t sent = 0;
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      plan.optimizer = optimizer_form::sgd;
+      const std::uint64_t without = predict(plan, shape, rank_id{rank}).sent_per_step;
+      plan.optimizer = optimizer_form::muon;
+      const auto of = predict(plan, shape, rank_id{rank});
+      CHECK(of.kept.optimizer == 4 * (300 + 300 - 48));
+      saved += of.saved_bytes;
+      sent += of.sent_per_step - without;
+      // One matrix each for the first two ranks, the costlier one for the first.
+      CHECK(of.sent_per_step - without == 2 * 4 * (rank == 0 ? 32 : rank == 1 ? 16 : 0));
+    }
+    CHECK(saved == 4 * (300 + 300 + 300 - 48));
+    CHECK(sent == 2 * 4 * 48);
+    plan.zero = zero_stage::optimizer;
+    CHECK_THROWS_WITH_AS(check_plan(plan, shape),
+                         "training_plan: muon with shards, which cut matrices; use zero_stage::none, with "
+                         "which the ranks share out whole matrices",
+                         argument_error);
+    plan.zero = zero_stage::none;
+    shape.layers[1].parameters = 47;
+    CHECK_THROWS_WITH_AS(check_plan(plan, shape),
+                         "training_plan: muon with matrices of 48 elements in a layer of 47 parameters",
+                         argument_error);
+    shape.value_bytes = 2;
+    CHECK_THROWS_WITH_AS(check_plan(plan, shape),
+                         "training_plan: muon with values of 2 bytes; its weights are floats",
                          argument_error);
   }
 

@@ -48,8 +48,8 @@ inline namespace v0 {
 ///      are neither f32 nor bf16; `errc::too_short` for a null array; `errc::bad_granularity` for an array
 ///      that is not aligned to its element, and for a piece that does not begin at a multiple of
 ///      `cut_multiple`; `errc::out_of_range` for step 0, for a `first` or `count` of 2^60 or more, and for
-///      `adafactor`, which needs sums over whole matrices: see `adafactor_add`. Then nothing has begun.
-///      Otherwise the result of `run`. Without elements it does nothing.
+///      `adafactor` and `muon`, which need whole matrices: see `adafactor_add` and `muon_momentum`. Then
+///      nothing has begun. Otherwise the result of `run`. Without elements it does nothing.
 /// @par Complexity   each byte read once and written once.
 /// @par Thread safety   any number at once, on different pieces.
 /// @par Source   Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019 (arXiv 1711.05101);

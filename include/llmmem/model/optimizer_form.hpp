@@ -16,7 +16,8 @@ enum class optimizer_form : std::uint8_t {
   adamw_stochastic,  ///< AdamW on bf16 weights, rounded stochastically by a counter; moments as floats
   adamw_8bit,        ///< AdamW with 8-bit moments in groups of 256, each with its scale; weights as floats
   sgd,               ///< stochastic gradient descent with momentum: weights and one moment as floats
-  adafactor          ///< Adafactor: weights as floats; of each matrix's variance a factor per row and column
+  adafactor,         ///< Adafactor: weights as floats; of each matrix's variance a factor per row and column
+  muon               ///< Muon: weights and momentum as floats; other tensors than matrices take `adamw`
 };
 
 /// Elements of a group of 8-bit moments.
@@ -48,6 +49,8 @@ struct optimizer_widths {
       return {.weights = 4, .mean = 4};
     case optimizer_form::adafactor:
       return {.weights = 4, .variance = 4};
+    case optimizer_form::muon:
+      return {.weights = 4, .mean = 4};
   }
   return {};
 }

@@ -8,6 +8,7 @@
 #include <llmmem/model/optimizer_form.hpp>
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/sharding/sharded_wires.hpp>
+#include <llmmem/sharding/tensor_shape.hpp>
 #include <llmmem/training/kept_records.hpp>
 
 #include <cstdint>
@@ -27,6 +28,7 @@ struct training_layer {
   std::uint64_t rebuild_ns = 0;  ///< of the part that the record does not keep
   std::uint64_t factors = 0;     ///< floats of `adafactor`'s state: the sum of its tensors' `factor_count`
   std::uint64_t tensors = 0;     ///< of the layer, with `adafactor`
+  std::vector<tensor_shape> matrices{};  ///< that `muon` updates; `adamw` updates the other parameters
 };
 
 /// A model as a chain of layers, the first of which is an embedding: it has no record, and its backward pass
@@ -72,6 +74,8 @@ struct training_plan {
   std::uint64_t granularity = 4096;    ///< of chunks in tiers
   /// Moments of `adamw` and `sgd` have a weight's width; those of the other forms have their own
   /// (`widths_of`). Every rank keeps all of `adafactor`'s state, at every stage, and saves its share.
+  /// With `muon` every rank keeps everything, and the ranks share out the matrices of each layer
+  /// (`whole_matrices`).
   optimizer_form optimizer = optimizer_form::adamw;
   optimizer_time update = optimizer_time::in_backward;
   std::uint64_t save_every = 0;              ///< steps between two checkpoints; 0: none

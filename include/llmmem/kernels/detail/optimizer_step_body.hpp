@@ -374,6 +374,9 @@ inline constexpr std::uint64_t most_tensor_elements = std::uint64_t{1} << 60U;
                                               const char* who) noexcept {
   const optimizer_widths each = widths_of(form);
   const std::uint64_t multiple = cut_multiple(form);
+  if (form == optimizer_form::muon)
+    return failure{errc::out_of_range, 0, static_cast<std::uint64_t>(form), 4,
+                   "optimizer_step: form muon, whose steps begin with muon_momentum"};
   if (form == optimizer_form::adafactor)
     return failure{errc::out_of_range, 0, static_cast<std::uint64_t>(form), 4,
                    "optimizer_step: form adafactor, whose steps begin with adafactor_add"};
@@ -420,6 +423,7 @@ result<void> with_form(optimizer_form form, const Do& act) {
     case optimizer_form::sgd:
       return act.template operator()<optimizer_form::sgd>();
     case optimizer_form::adafactor:
+    case optimizer_form::muon:
       break;  // refused by `check_piece`
   }
   return {};

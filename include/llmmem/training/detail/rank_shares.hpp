@@ -8,6 +8,7 @@
 #include <llmmem/sharding/hierarchical_zero.hpp>
 #include <llmmem/sharding/sharded_wires.hpp>
 #include <llmmem/sharding/tensor_shape.hpp>
+#include <llmmem/sharding/whole_matrices.hpp>
 #include <llmmem/sharding/zero.hpp>
 #include <llmmem/training/merge_sums.hpp>
 #include <llmmem/training/training_types.hpp>
@@ -30,6 +31,13 @@ enum class optimizer_array : std::uint8_t { mean, variance, low };
 inline constexpr std::array optimizer_arrays{optimizer_array::mean, optimizer_array::variance,
                                              optimizer_array::low};
 
+[[nodiscard]] inline std::uint64_t elements_of(std::span<const tensor_shape> shapes) {
+  std::uint64_t sum = 0;
+  for (const tensor_shape& each : shapes)
+    sum = checked_add(sum, each.elements(), "training_plan: elements of matrices");
+  return sum;
+}
+
 /// One rank's share of each layer.
 class rank_shares_of {
  public:
@@ -39,7 +47,8 @@ class rank_shares_of {
       splits_.emplace_back(facts_, rank_count{plan.ranks}, plan.zero, kind);
     if (plan.keeps_secondary)
       secondary_.emplace(facts_, rank_count{plan.ranks}, rank_count{plan.wires.node_ranks});
-    if (is_factored()) factors_.emplace(flat_uneven::even(factor_facts(shape), rank_count{plan.ranks}));
+    if (is_factored() || is_muon())
+      variances_.emplace(flat_uneven::even(variance_facts(shape), rank_count{plan.ranks}));
   }
 
   [[nodiscard]] std::size_t layers() const noexcept { return shape_->layers.size(); }
@@ -49,15 +58,15 @@ class rank_shares_of {
   }
   /// The bytes of an array of the optimizer's state that the rank has of a layer, or saves of it.
   [[nodiscard]] std::uint64_t state(std::size_t layer, optimizer_array array) const {
-    if (is_factored())
-      return array == optimizer_array::variance ? shape_->layers[layer].factors * sizeof(float) : 0;
+    if (variances_ && array == optimizer_array::variance)
+      return variances_->shape(id(layer)).elements() * sizeof(float);
+    if (is_factored()) return 0;
     return state_of(split(state_kind::optimizer).local(id(layer), rank_).elements(), array);
   }
   [[nodiscard]] std::uint64_t owned_state(std::size_t layer, optimizer_array array) const {
-    if (is_factored()) {
-      const bool has_factors = array == optimizer_array::variance;
-      return has_factors ? factors_->owned(id(layer), rank_).elements() * sizeof(float) : 0;
-    }
+    if (variances_ && array == optimizer_array::variance)
+      return variances_->owned(id(layer), rank_).elements() * sizeof(float);
+    if (is_factored()) return 0;
     return state_of(splits_.front().owned(id(layer), rank_).elements(), array);
   }
   [[nodiscard]] std::uint64_t owned(std::size_t layer) const { return owned_by(layer, rank_); }
@@ -113,8 +122,9 @@ class rank_shares_of {
     if (is_shared) sent += gather_traffic(parts, wires.of_sums(), wires, rank_).total();
     return sent;
   }
-  /// Returns what the rank sends to merge the sums of a layer's update.
+  /// Returns what the rank sends for a layer's update: sums, or the updates of its matrices.
   [[nodiscard]] std::uint64_t sent_by_update(std::size_t layer) const {
+    if (is_muon()) return sent_by_matrices(shape_->layers[layer].matrices);
     if (!is_factored() || plan_->ranks == 1 || plan_->zero == zero_stage::none) return 0;
     const training_layer& it = shape_->layers[layer];
     const rank_count world{plan_->ranks};
@@ -142,7 +152,8 @@ class rank_shares_of {
     const optimizer_widths each = widths_of(plan_->optimizer);
     if (array == optimizer_array::low) return elements * each.low;
     const std::uint32_t width = array == optimizer_array::mean ? each.mean : each.variance;
-    const bool is_wide = plan_->optimizer == optimizer_form::adamw || plan_->optimizer == optimizer_form::sgd;
+    const bool is_wide =
+        plan_->optimizer == optimizer_form::adamw || plan_->optimizer == optimizer_form::sgd || is_muon();
     if (is_wide) return width == 0 ? 0 : elements * shape_->value_bytes;
     return elements * width + (elements + optimizer_group - 1) / optimizer_group * each.group_scale;
   }
@@ -156,11 +167,25 @@ class rank_shares_of {
     return facts;
   }
   [[nodiscard]] bool is_factored() const noexcept { return plan_->optimizer == optimizer_form::adafactor; }
-  [[nodiscard]] static std::vector<tensor_facts> factor_facts(const training_shape& shape) {
+  [[nodiscard]] bool is_muon() const noexcept { return plan_->optimizer == optimizer_form::muon; }
+  /// The variances, or factors, that every rank keeps.
+  [[nodiscard]] std::vector<tensor_facts> variance_facts(const training_shape& shape) const {
     std::vector<tensor_facts> facts;
-    for (const training_layer& each : shape.layers)
-      facts.push_back({"factors of a layer", tensor_shape::vector(each.factors), sizeof(float)});
+    for (const training_layer& each : shape.layers) {
+      const std::uint64_t count = is_factored() ? each.factors : each.parameters - elements_of(each.matrices);
+      facts.push_back({"variances of a layer", tensor_shape::vector(count), sizeof(float)});
+    }
     return facts;
+  }
+  [[nodiscard]] std::uint64_t sent_by_matrices(std::span<const tensor_shape> matrices) const {
+    std::vector<tensor_facts> facts;
+    for (const tensor_shape& each : matrices)
+      facts.push_back({"matrix", each, sizeof(float)});
+    const whole_matrices split(facts, rank_count{plan_->ranks});
+    std::uint64_t elements = 0;
+    for (std::uint32_t i = 0; i < facts.size(); ++i)
+      elements += split.local(tensor_id{i}, rank_).elements();
+    return elements * sizeof(float) * (plan_->ranks - 1);
   }
   [[nodiscard]] static tensor_id id(std::size_t layer) noexcept {
     return tensor_id{static_cast<std::uint32_t>(layer)};
@@ -175,7 +200,7 @@ class rank_shares_of {
   std::vector<tensor_facts> facts_;
   std::vector<zero_partition> splits_{};
   std::optional<hierarchical_zero> secondary_{};
-  std::optional<flat_uneven> factors_{};
+  std::optional<flat_uneven> variances_{};  // with another number of elements than the weights
 };
 
 }  // namespace detail

@@ -284,6 +284,23 @@ inline void check_plan(const training_plan& plan, const training_shape& shape) {
     throw argument_error("training_plan: wires for values of " + std::to_string(shape.value_bytes) +
                          " bytes; they carry floats only");
   }
+  if (plan.optimizer == optimizer_form::muon) {
+    if (shape.value_bytes != sizeof(float)) {
+      throw argument_error("training_plan: muon with values of " + std::to_string(shape.value_bytes) +
+                           " bytes; its weights are floats");
+    }
+    if (plan.zero != zero_stage::none) {
+      throw argument_error(
+          "training_plan: muon with shards, which cut matrices; use zero_stage::none, with which the ranks "
+          "share out whole matrices");
+    }
+    for (const training_layer& each : shape.layers) {
+      if (const std::uint64_t elements = detail::elements_of(each.matrices); elements > each.parameters) {
+        throw argument_error("training_plan: muon with matrices of " + std::to_string(elements) +
+                             " elements in a layer of " + std::to_string(each.parameters) + " parameters");
+      }
+    }
+  }
   if (plan.optimizer == optimizer_form::adafactor) {
     if (shape.value_bytes != sizeof(float)) {
       throw argument_error("training_plan: adafactor with values of " + std::to_string(shape.value_bytes) +
