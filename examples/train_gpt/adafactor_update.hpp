@@ -26,7 +26,7 @@ namespace train_gpt {
 /// The bytes that hold the sums of any layer; 0 for other optimizers.
 [[nodiscard]] inline std::size_t update_sum_bytes(const gpt_shape& shape) {
   std::size_t most = 0;
-  for (std::size_t i = 0; i < shape.layers() && shape.is_factored; ++i)
+  for (std::size_t i = 0; i < shape.layers() && shape.optimizer == llmmem::optimizer_form::adafactor; ++i)
     most = std::max(most, update_sums(shape, shape.layer(i)));
   return most * sizeof(llmmem::unordered_sum);
 }

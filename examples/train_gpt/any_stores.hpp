@@ -6,6 +6,7 @@
 #include <llmmem/training/loss_scale.hpp>
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -34,6 +35,9 @@ class any_state {
   virtual bool adds_gradients_to(llmmem::gradient_norm* norm) noexcept = 0;
   /// Adds the sums that all ranks have made of the elements that they own.
   virtual void merge_sums(std::span<llmmem::unordered_sum> sums) = 0;
+  [[nodiscard]] virtual work_share shared_by() const noexcept = 0;
+  /// Gathers each rank's block of `all`, of those that share out the work.
+  virtual void gather_blocks(std::span<std::byte> all, std::span<const std::uint64_t> blocks) = 0;
 
   /// Whether any thread can read the held state without a lease.
   [[nodiscard]] virtual bool stays() const noexcept = 0;
@@ -72,6 +76,13 @@ class erased_state final : public any_state<typename Store::value_type> {
 
   void merge_sums(std::span<llmmem::unordered_sum> sums) override {
     if constexpr (requires { store_->merge_sums(sums); }) store_->merge_sums(sums);
+  }
+  [[nodiscard]] work_share shared_by() const noexcept override {
+    if constexpr (requires { store_->shared_by(); }) return store_->shared_by();
+    return {};
+  }
+  void gather_blocks(std::span<std::byte> all, std::span<const std::uint64_t> blocks) override {
+    if constexpr (requires { store_->gather_blocks(all, blocks); }) store_->gather_blocks(all, blocks);
   }
 
   [[nodiscard]] bool stays() const noexcept override {

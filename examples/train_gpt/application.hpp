@@ -57,11 +57,17 @@ struct planned_bytes {
                                               const parallel_options& parallel = {}) {
   using value = float;
   planned_bytes plan;
+  const bool is_whole = shape.optimizer == llmmem::optimizer_form::adafactor ||
+                        shape.optimizer == llmmem::optimizer_form::muon;  // on every rank
   plan.state = llmmem::training_state(
       shape.model().parameters(), parallel.stage, std::max<std::size_t>(parallel.ranks, 1),
-      {.weights = sizeof(value), .gradients = sizeof(value), .optimizer = shape.moments * sizeof(value)});
-  for (std::size_t layer = 0; layer < shape.layers() && shape.is_factored; ++layer)
-    plan.state.optimizer += factor_layout(shape, shape.layer(layer)).elements * sizeof(value);
+      {.weights = sizeof(value),
+       .gradients = sizeof(value),
+       .optimizer = is_whole ? 0 : optimizer_kinds(shape).size() * sizeof(value)});
+  for (std::size_t layer = 0; layer < shape.layers() && is_whole; ++layer) {
+    for (const state_kind kind : optimizer_kinds(shape))
+      plan.state.optimizer += state_layout(shape, shape.layer(layer), kind).elements * sizeof(value);
+  }
   for (std::size_t layer = 1; layer < shape.layers(); ++layer)
     plan.activations += activation_layout(shape, shape.layer(layer)).elements * sizeof(value);
   plan.workspace = gpt<value, llmmem::host_space>::workspace_elements(shape, threads) * sizeof(value);

@@ -64,18 +64,28 @@ struct run_checkpointer_traits : llmmem::checkpointer_traits {
   using observer_type = commit_notes;
 };
 
+/// AdamW is not named, because earlier checkpoints had no other optimizer.
+[[nodiscard]] constexpr const char* optimizer_name(llmmem::optimizer_form form) noexcept {
+  switch (form) {
+    case llmmem::optimizer_form::sgd:
+      return " optimizer sgd";
+    case llmmem::optimizer_form::adafactor:
+      return " optimizer adafactor";
+    case llmmem::optimizer_form::muon:
+      return " optimizer muon";
+    default:
+      return "";
+  }
+}
+
 /// The properties that a run must have in common with the one that it resumes.
 [[nodiscard]] inline std::string run_identity(const command_line& asked, const corpus& text) {
   const gpt_shape& shape = asked.shape;
-  // AdamW is not named, because earlier checkpoints had no other optimizer; nor is it that nothing is
-  // clipped.
+  // Nor is it named that nothing is clipped.
   const std::string clip = asked.guard.clip_norm ? fmt::format(" clip-norm {}", *asked.guard.clip_norm) : "";
   return fmt::format("layers {} width {} heads {} context {} batch {} seed {} text {:08x}{}{}", shape.blocks,
                      shape.width, shape.heads, shape.context, shape.batch, asked.seed, text.checksum(),
-                     shape.is_factored    ? " optimizer adafactor"
-                     : shape.moments == 1 ? " optimizer sgd"
-                                          : "",
-                     clip);
+                     optimizer_name(shape.optimizer), clip);
 }
 
 /// Saves a run during training, and resumes a saved one. Each of several ranks saves its share of every

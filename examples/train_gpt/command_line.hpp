@@ -134,9 +134,10 @@ class training_options {
         ->type_name("DIR");
     app.add_option(
            "--optimizer", optimizer_,
-           "adamw (default), with two moments of each weight; sgd with momentum, with one; or adafactor, "
-           "with a factor of each row and column")
-        ->type_name("adamw|sgd|adafactor");
+           "adamw (default), with two moments of each weight; sgd with momentum, with one; adafactor, with a "
+           "factor of each row and column; or muon, for the matrices of blocks, with adamw for vectors, the "
+           "embedding and the head")
+        ->type_name("adamw|sgd|adafactor|muon");
     app.add_option("--update", update_,
                    "when the optimizer changes weights (default: in_backward, layer by layer; the figures do "
                    "not depend on it)")
@@ -234,13 +235,14 @@ class training_options {
                                              example::printable(memory_, 64)));
     }
     if (optimizer_ == "sgd") {
-      all.shape.moments = 1;
+      all.shape.optimizer = llmmem::optimizer_form::sgd;
     } else if (optimizer_ == "adafactor") {
-      all.shape.moments = 0;
-      all.shape.is_factored = true;
+      all.shape.optimizer = llmmem::optimizer_form::adafactor;
+    } else if (optimizer_ == "muon") {
+      all.shape.optimizer = llmmem::optimizer_form::muon;
     } else if (!optimizer_.empty() && optimizer_ != "adamw") {
       throw example::usage_error(
-          fmt::format("--optimizer: '{}' is unknown; there are adamw, sgd and adafactor, whose state "
+          fmt::format("--optimizer: '{}' is unknown; there are adamw, sgd, adafactor and muon, whose state "
                       "is floats, as the weights that this program computes with",
                       example::printable(optimizer_, 64)));
     }
@@ -304,6 +306,11 @@ class training_options {
     }
     all.parallel.ranks = count("--ranks", 0, 0, 64);
     all.parallel.gather_ahead = static_cast<std::uint32_t>(count("--gather-ahead", 0, 0, 1024));
+    if (all.shape.optimizer == llmmem::optimizer_form::muon && all.parallel.stage != zero_stage::none) {
+      throw example::usage_error(
+          "--optimizer muon works on whole matrices, which shards cut; leave --parallel out: with data, the "
+          "ranks share out the matrices of each layer");
+    }
     if (all.parallel.gather_ahead != 0 && all.parallel.stage != zero_stage::weights)
       throw example::usage_error("--gather-ahead is of weights in shards; add --parallel zero3");
     const std::size_t ranks = all.parallel.ranks;

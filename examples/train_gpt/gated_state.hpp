@@ -4,6 +4,7 @@
 
 #include <llmmem/version/snapshot_gate.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -43,6 +44,10 @@ class gated_state final : public any_state<float> {
     return store_->adds_gradients_to(norm);
   }
   void merge_sums(std::span<llmmem::unordered_sum> sums) override { store_->merge_sums(sums); }
+  [[nodiscard]] work_share shared_by() const noexcept override { return store_->shared_by(); }
+  void gather_blocks(std::span<std::byte> all, std::span<const std::uint64_t> blocks) override {
+    store_->gather_blocks(all, blocks);
+  }
   [[nodiscard]] bool stays() const noexcept override { return store_->stays(); }
   [[nodiscard]] element_range saved(layer_id layer, state_kind kind) const noexcept override {
     return store_->saved(layer, kind);

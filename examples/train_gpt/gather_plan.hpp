@@ -29,13 +29,15 @@ namespace train_gpt {
   return all;
 }
 
-/// The same of their factors.
-[[nodiscard]] inline std::vector<llmmem::tensor_facts> factor_catalogue(const gpt_shape& shape,
-                                                                        std::uint32_t value_bytes) {
+/// The same of a kind of their state.
+[[nodiscard]] inline std::vector<llmmem::tensor_facts> state_catalogue(const gpt_shape& shape,
+                                                                       state_kind kind,
+                                                                       std::uint32_t value_bytes) {
   std::vector<llmmem::tensor_facts> all;
   for (std::size_t i = 0; i < shape.layers(); ++i) {
-    all.push_back({"factors of layer " + std::to_string(i),
-                   llmmem::tensor_shape::vector(factor_layout(shape, shape.layer(i)).elements), value_bytes});
+    all.push_back({"state of layer " + std::to_string(i),
+                   llmmem::tensor_shape::vector(state_layout(shape, shape.layer(i), kind).elements),
+                   value_bytes});
   }
   return all;
 }

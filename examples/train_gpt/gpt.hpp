@@ -23,6 +23,7 @@
 #include "train_gpt/exact_math.hpp"
 #include "train_gpt/host_values.hpp"
 #include "train_gpt/matrix.hpp"
+#include "train_gpt/muon_update.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/worker_team.hpp"
 
@@ -73,7 +74,7 @@ class gpt {
     return {
         input, input, input, wide_elements(shape), workers * scratch_elements(shape), update_elements(shape)};
   }
-  /// The memory of `adafactor_update`. Its contents are unspecified.
+  /// The memory of `adafactor_update` or `muon_update`. Its contents are unspecified.
   [[nodiscard]] std::span<std::byte> update_memory() noexcept {
     return update_values_ ? std::as_writable_bytes(update_values_->values()) : std::span<std::byte>{};
   }
@@ -259,7 +260,7 @@ class gpt {
     return shape.tokens() * std::max(shape.inner(), vocabulary);
   }
   [[nodiscard]] static std::size_t update_elements(const gpt_shape& shape) {
-    return update_sum_bytes(shape) / sizeof(T);
+    return (update_sum_bytes(shape) + muon_memory_bytes(shape)) / sizeof(T);
   }
   /// For products, followed by a matrix of context by context.
   [[nodiscard]] static constexpr std::size_t scratch_elements(const gpt_shape& shape) noexcept {

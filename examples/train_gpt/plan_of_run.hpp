@@ -48,9 +48,7 @@ struct planned_run {
   run.plan = {.ranks = static_cast<std::uint32_t>(ranks),
               .zero = asked.parallel.stage,
               .gather_ahead = asked.parallel.gather_ahead,
-              .optimizer = asked.shape.is_factored    ? llmmem::optimizer_form::adafactor
-                           : asked.shape.moments == 1 ? llmmem::optimizer_form::sgd
-                                                      : llmmem::optimizer_form::adamw,
+              .optimizer = asked.shape.optimizer,
               .update = asked.update == update_time::in_backward ? llmmem::optimizer_time::in_backward
                                                                  : llmmem::optimizer_time::after_backward,
               .save_every = asked.checkpoints.every,
@@ -66,6 +64,8 @@ struct planned_run {
     layer.parameters = parameters.elements;
     layer.tensors = parameters.tensors.size();
     layer.factors = factor_layout(run.shape, run.shape.layer(i)).elements;
+    for (const tensor_place& each : muon_matrices(run.shape, run.shape.layer(i)))
+      layer.matrices.push_back(llmmem::tensor_shape::matrix(each.rows, each.columns));
     if (i != 0) layer.record = run.records.forms[i - 1];
     run.layers.layers.push_back(layer);
   }

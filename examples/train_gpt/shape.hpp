@@ -6,6 +6,7 @@
 #include <llmmem/model/model_shape.hpp>
 #include <llmmem/model/optimizer_form.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -34,8 +35,8 @@ struct gpt_shape {
   std::size_t heads = 8;     ///< of attention; divides `width`
   std::size_t context = 64;  ///< tokens of a sequence
   std::size_t batch = 4;     ///< sequences of a step
-  std::size_t moments = 2;   ///< that the optimizer keeps for each weight: 0 to 2
-  bool is_factored = false;  ///< it keeps Adafactor's factors of each tensor, and no moments
+  /// `adamw`, `sgd`, `adafactor` or `muon`.
+  llmmem::optimizer_form optimizer = llmmem::optimizer_form::adamw;
 
   [[nodiscard]] constexpr std::size_t tokens() const noexcept { return batch * context; }
   [[nodiscard]] constexpr std::size_t head_width() const noexcept { return width / heads; }
@@ -182,6 +183,27 @@ enum class rebuilt_part : std::uint8_t {
   layer_layout all;
   for (tensor_place& each : parameter_layout(shape, layer).tensors)
     all.add(std::move(each.name), 1, llmmem::factor_count(each.rows, each.columns));
+  return all;
+}
+
+/// The tensors of `layer` that Muon updates: the matrices of a block. The embedding and the head have none.
+[[nodiscard]] inline std::vector<tensor_place> muon_matrices(const gpt_shape& shape, layer_id layer) {
+  std::vector<tensor_place> all = parameter_layout(shape, layer).tensors;
+  const bool is_block = layer != shape.embedding() && layer != shape.head();
+  std::erase_if(all,
+                [&](const tensor_place& each) { return !is_block || each.rows < 2 || each.columns < 2; });
+  return all;
+}
+
+/// The layout of variances of `layer` with Muon: of the tensors that AdamW updates.
+[[nodiscard]] inline layer_layout rest_layout(const gpt_shape& shape, layer_id layer) {
+  const std::vector<tensor_place> matrices = muon_matrices(shape, layer);
+  layer_layout all;
+  for (tensor_place& each : parameter_layout(shape, layer).tensors) {
+    const auto is_it = [&](const tensor_place& matrix) { return matrix.offset == each.offset; };
+    if (!std::any_of(matrices.begin(), matrices.end(), is_it))
+      all.add(std::move(each.name), each.rows, each.columns);
+  }
   return all;
 }
 

@@ -124,7 +124,8 @@ class sharded_layers {
       return as_values(held.local());
     }
     // The parts of a piece that others own stay.
-    const bool is_all = owned(layer).count == this->held(layer, kind).count;
+    const bool is_all =
+        stage_ == llmmem::zero_stage::none || owned(layer).count == this->held(layer, kind).count;
     held = kept(kind).lease(tensor, access_of(mode, is_all)).value();
     return mine(held);
   }
@@ -206,10 +207,22 @@ class sharded_layers {
   /// are complete.
   void merge_sums(std::span<llmmem::unordered_sum> sums) {
     if (stage_ == llmmem::zero_stage::none) return;
-    constexpr std::uint64_t patience_ns = 60'000'000'000;
     talk([&] {
       merging_.by = ranks_->after(patience_ns);
       return llmmem::merge_all(*ranks_, sums, merging_);
+    }).value();
+  }
+
+  /// With plain data parallelism all ranks have the whole state, and may share out work on it.
+  [[nodiscard]] work_share shared_by() const noexcept {
+    if (stage_ != llmmem::zero_stage::none) return {};
+    return {to_index(ranks_->rank()), to_number(ranks_->world())};
+  }
+  /// Gathers each rank's block of `all`.
+  void gather_blocks(std::span<std::byte> all, std::span<const std::uint64_t> blocks) {
+    talk([&] {
+      merging_.by = ranks_->after(patience_ns);
+      return llmmem::all_gather(*ranks_, all, blocks, merging_);
     }).value();
   }
 
@@ -229,6 +242,8 @@ class sharded_layers {
  private:
   using state = llmmem::sharded_state<llmmem::zero_partition, Ranks, Space, Pieces>;
   using piece = llmmem::piece_lease<Pieces>;
+
+  static constexpr std::uint64_t patience_ns = 60'000'000'000;
 
   /// The weights of a step's forward pass in shards of each node. They are plain, so the backward pass has
   /// the same bits. Outside steps it has nothing.
@@ -277,19 +292,18 @@ class sharded_layers {
   /// @param memory  the space, and the store of chunks if there is one.
   template <class... Memory>
   void make_optimizer_state(const gpt_shape& shape, Memory&... memory) {
-    const auto make = [&](std::optional<state>& it, const llmmem::zero_partition& split,
-                          std::span<const llmmem::tensor_facts> facts, const char* name) {
-      it.emplace(split, facts, *ranks_, memory..., llmmem::sharded_options{.name = name});
-    };
-    if (shape.is_factored) {
-      const std::vector<llmmem::tensor_facts> facts = factor_catalogue(shape, sizeof(T));
-      make(factors_, {facts, ranks_->world(), llmmem::zero_stage::none, llmmem::state_kind::optimizer}, facts,
-           "factors");
-      return;
+    for (const state_kind kind : optimizer_kinds(shape)) {
+      const bool is_factors = kind == state_kind::factors;
+      std::optional<state>& it = is_factors ? factors_ : kind == state_kind::mean ? mean_ : variance_;
+      const std::vector<llmmem::tensor_facts> facts = state_catalogue(shape, kind, sizeof(T));
+      const llmmem::zero_partition split(facts, ranks_->world(),
+                                         is_factors ? llmmem::zero_stage::none : stage_,
+                                         llmmem::state_kind::optimizer);
+      it.emplace(split, facts, *ranks_, memory...,
+                 llmmem::sharded_options{.name = is_factors                 ? "factors"
+                                                 : kind == state_kind::mean ? "mean"
+                                                                            : "variance"});
     }
-    const llmmem::zero_partition split = of(llmmem::state_kind::optimizer);
-    make(mean_, split, facts_, "mean");
-    if (shape.moments == 2) make(variance_, split, facts_, "variance");
   }
   void plan_gathers_ahead(const gpt_shape& shape, std::uint32_t gather_ahead) {
     if (stage_ != llmmem::zero_stage::weights || gather_ahead == 0) return;

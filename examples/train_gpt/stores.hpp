@@ -17,34 +17,41 @@
 
 namespace train_gpt {
 
-/// The kinds of state of every layer. All have the layout that `parameter_layout` gives, except `factors`,
-/// which have that of `factor_layout`. An optimizer with one moment has no variance; Adafactor has factors
-/// and no moments.
+/// The kinds of state of every layer. They have the layout that `state_layout` gives: that of the parameters,
+/// except for `factors`, and for Muon's variances. An optimizer with one moment has no variance; Adafactor
+/// has factors and no moments.
 enum class state_kind : std::uint8_t { weights, gradients, mean, variance, factors };
 
+/// The optimizer's kinds, in order.
+[[nodiscard]] inline std::vector<state_kind> optimizer_kinds(const gpt_shape& shape) {
+  if (shape.optimizer == llmmem::optimizer_form::adafactor) return {state_kind::factors};
+  if (shape.optimizer == llmmem::optimizer_form::sgd) return {state_kind::mean};
+  return {state_kind::mean, state_kind::variance};
+}
 /// The number of kinds that a run has.
-[[nodiscard]] constexpr std::size_t state_kinds(const gpt_shape& shape) noexcept {
-  return 2 + (shape.is_factored ? 1 : shape.moments);
+[[nodiscard]] inline std::size_t state_kinds(const gpt_shape& shape) {
+  return 2 + optimizer_kinds(shape).size();
 }
 /// A kind's place among those of its run.
 [[nodiscard]] constexpr std::size_t place_of(state_kind kind) noexcept {
   return kind == state_kind::factors ? 2 : static_cast<std::size_t>(kind);
 }
 /// The kind in a place. @pre place < state_kinds(shape)
-[[nodiscard]] constexpr state_kind kind_at(const gpt_shape& shape, std::size_t place) noexcept {
-  return shape.is_factored && place == 2 ? state_kind::factors : static_cast<state_kind>(place);
-}
-/// The optimizer's kinds.
-[[nodiscard]] inline std::vector<state_kind> optimizer_kinds(const gpt_shape& shape) {
-  std::vector<state_kind> all;
-  for (std::size_t place = 2; place < state_kinds(shape); ++place)
-    all.push_back(kind_at(shape, place));
-  return all;
+[[nodiscard]] inline state_kind kind_at(const gpt_shape& shape, std::size_t place) {
+  return place < 2 ? static_cast<state_kind>(place) : optimizer_kinds(shape)[place - 2];
 }
 /// The layout of a kind of a layer's state.
 [[nodiscard]] inline layer_layout state_layout(const gpt_shape& shape, layer_id layer, state_kind kind) {
-  return kind == state_kind::factors ? factor_layout(shape, layer) : parameter_layout(shape, layer);
+  if (kind == state_kind::factors) return factor_layout(shape, layer);
+  const bool is_rest = kind == state_kind::variance && shape.optimizer == llmmem::optimizer_form::muon;
+  return is_rest ? rest_layout(shape, layer) : parameter_layout(shape, layer);
 }
+
+/// The ranks that all have the same whole state, and may share out work on it.
+struct work_share {
+  std::uint32_t rank = 0;
+  std::uint32_t world = 1;
+};
 
 /// The purpose of a lease.
 enum class lease_mode : std::uint8_t {

@@ -61,8 +61,10 @@ template <class Memory>
     if (ranks.rank() == 0) lines(now);
   };
   adam_options options;
-  if (shape.moments == 1) options.rate = 0.05;  // without a variance, steps are as large as gradients
-  if (shape.is_factored) options.rate = 0.05;   // relative to the size of the weights
+  // Without a variance, steps are as large as gradients; Adafactor's are relative to the size of the weights.
+  const bool is_large =
+      shape.optimizer == llmmem::optimizer_form::sgd || shape.optimizer == llmmem::optimizer_form::adafactor;
+  if (is_large) options.rate = 0.05;
   std::optional<step_guard> guard;
   if (asked.guard.guards()) guard.emplace(asked.guard, ranks);
   const auto train = [&](any_state<float>& store, auto& checkpoints, auto before) {

@@ -1,5 +1,5 @@
 /// @file
-/// `trainer`: steps of a `gpt` with Adam, SGD or Adafactor, with all data in a `state_store` and an
+/// `trainer`: steps of a `gpt` with Adam, SGD, Adafactor or Muon, with all data in a `state_store` and an
 /// `activation_store`.
 #pragma once
 
@@ -20,6 +20,7 @@
 #include "train_gpt/adam.hpp"
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/gpt.hpp"
+#include "train_gpt/muon_update.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/step_guard.hpp"
 #include "train_gpt/stores.hpp"
@@ -195,13 +196,16 @@ class trainer {
   /// @param decision  a skipped step makes the same leases, in the same order, and changes nothing.
   void update_layer(layer_id layer, std::uint64_t step, const llmmem::step_decision& decision) {
     if constexpr (std::is_same_v<value_type, float>) {
-      if (shape().is_factored) return update_factored(layer, step, decision);
+      if (shape().optimizer == llmmem::optimizer_form::adafactor)
+        return update_factored(layer, step, decision);
+      if (shape().optimizer == llmmem::optimizer_form::muon) return update_by_muon(layer, step, decision);
     }
     const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
     const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
     const lease<lease_mode::read_write> mean(*state_, layer, state_kind::mean);
     std::optional<lease<lease_mode::read_write>> variance;
-    if (shape().moments == 2) variance.emplace(*state_, layer, state_kind::variance);
+    if (shape().optimizer != llmmem::optimizer_form::sgd)
+      variance.emplace(*state_, layer, state_kind::variance);
     const value_type* const g = gradients.values().data();
     value_type* const w = weights.values().data();
     value_type* const m = mean.values().data();
@@ -219,17 +223,43 @@ class trainer {
                                 .first = owned.first + first,
                                 .count = end - first},
                                {.data = reinterpret_cast<const std::byte*>(g + first), .count = end - first},
-                               {.rate = adam_.rate,
-                                .mean_decay = adam_.mean_decay,
-                                .variance_decay = adam_.variance_decay,
-                                .epsilon = adam_.epsilon,
-                                .step = step + 1,
-                                .gradient_scale = decision.gradient_scale})
+                               hyper(step, decision))
             .value();
       } else {
         adam_step<value_type>(adam_, step).apply(w + first, m + first, v + first, g + first, end - first);
       }
     });
+  }
+
+  [[nodiscard]] llmmem::optimizer_hyper hyper(std::uint64_t step,
+                                              const llmmem::step_decision& decision) const noexcept {
+    return {.rate = adam_.rate,
+            .mean_decay = adam_.mean_decay,
+            .variance_decay = adam_.variance_decay,
+            .epsilon = adam_.epsilon,
+            .step = step + 1,
+            .gradient_scale = decision.gradient_scale};
+  }
+
+  void update_by_muon(layer_id layer, std::uint64_t step, const llmmem::step_decision& decision) {
+    const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
+    const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
+    const lease<lease_mode::read_write> mean(*state_, layer, state_kind::mean);
+    const lease<lease_mode::read_write> variance(*state_, layer, state_kind::variance);
+    if (!decision.is_taken) return;
+    work_share share;
+    if constexpr (requires { state_->shared_by(); }) share = state_->shared_by();
+    muon_update({.layout = &model_->parameters(layer),
+                 .matrices = muon_matrices(shape(), layer),
+                 .gradients = gradients.values(),
+                 .weights = weights.values(),
+                 .mean = mean.values(),
+                 .variance = variance.values()},
+                hyper(step, decision), model_->update_memory(), *team_, share,
+                [&](std::span<std::byte> all, std::span<const std::uint64_t> blocks) {
+                  if constexpr (requires { state_->gather_blocks(all, blocks); })
+                    state_->gather_blocks(all, blocks);
+                });
   }
 
   void update_factored(layer_id layer, std::uint64_t step, const llmmem::step_decision& decision) {

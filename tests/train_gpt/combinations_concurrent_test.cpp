@@ -303,15 +303,15 @@ TEST_CASE(
 }
 
 TEST_CASE("runs with other optimizers resume from their checkpoints to the same bits, and not from AdamW's") {
-  for (const std::string optimizer : {"sgd", "adafactor"}) {
+  for (const std::string optimizer : {"sgd", "adafactor", "muon"}) {
     CAPTURE(optimizer);
     const temporary_folder folder;
     const arguments saved{"--optimizer",        optimizer, "--checkpoint-dir", folder.file("saved"),
                           "--checkpoint-every", "1",       "--resume"};
     static_cast<void>(json_of(saved, 1));
     arguments in_shards = saved;
-    in_shards.insert(in_shards.end(), {"--ranks", "1", "--parallel", "zero3", "--memory", "tiered",
-                                       "--budget-mib", "1", "--schedule", "on_demand"});
+    in_shards.insert(in_shards.end(), {"--ranks", "1", "--parallel", optimizer == "muon" ? "data" : "zero3",
+                                       "--memory", "tiered", "--budget-mib", "1", "--schedule", "on_demand"});
     const nlohmann::json json = json_of(in_shards, 3);
     CHECK(json["digest"] == json_of({"--optimizer", optimizer}, 3)["digest"]);
     CHECK(json["digest"] != json_of({}, 3)["digest"]);
@@ -319,6 +319,41 @@ TEST_CASE("runs with other optimizers resume from their checkpoints to the same 
     CHECK(other.status == exit_status::wrong_usage);
     CHECK(other.notes.find("optimizer " + optimizer) != other.notes.npos);
   }
+}
+
+TEST_CASE("muon has one digest in memory and tiers, and its ranks share out the matrices of each layer") {
+  const auto with = [&](const std::string& world, const arguments& more, std::uint64_t steps) {
+    arguments all{"--optimizer", "muon", "--batch", "6"};
+    if (world != "0") all.insert(all.end(), {"--ranks", world});
+    all.insert(all.end(), more.begin(), more.end());
+    const nlohmann::json json = json_of(all, steps);
+    for (const nlohmann::json& each : json.value("ranks", nlohmann::json::array()))
+      check_predicted(each);
+    if (world == "0" && json["predicted"]["bounds"].empty())
+      CHECK(json["peak_resident_bytes"] == json["predicted"]["peak_bytes"]);
+    return json;
+  };
+  for (const std::string world : {"1", "2", "3"}) {
+    CAPTURE(world);
+    const nlohmann::json data = with(world, {}, 3);
+    if (world == "1") CHECK(data["digest"] == with("0", {"--threads", "3"}, 3)["digest"]);
+    CHECK(data["digest"] != json_of({"--batch", "6", "--ranks", world}, 3)["digest"]);
+    for (const arguments& more :
+         std::vector<arguments>{{"--update", "after_backward", "--threads", "6"},
+                                {"--recompute", "full", "--loss-scale", "64"},
+                                {"--memory", "tiered", "--budget-mib", "1", "--recompute", "selective"}}) {
+      const nlohmann::json json = with(world, more, 3);
+      CHECK(json["digest"] == data["digest"]);
+      CHECK(json["losses"] == data["losses"]);
+    }
+    const temporary_folder folder;
+    static_cast<void>(with(world, {"--checkpoint-dir", folder.file("saved")}, 1));
+    const nlohmann::json resumed = with(world, {"--checkpoint-dir", folder.file("saved"), "--resume"}, 3);
+    CHECK(resumed["digest"] == data["digest"]);
+  }
+  const outcome cut = run({"--optimizer", "muon", "--ranks", "2", "--parallel", "zero1"}, 1);
+  CHECK(cut.status == exit_status::wrong_usage);
+  CHECK(cut.notes.find("--optimizer muon works on whole matrices, which shards cut") != cut.notes.npos);
 }
 
 TEST_CASE("adafactor has one digest over stages, tiers and a resume with other shards") {

@@ -61,26 +61,29 @@ trained_form train(llmmem::optimizer_form form) {
   return {tiny.trainer.evaluate(tiny.text.batch(shape, 1, 1000)), tiny.trainer.digest()};
 }
 
-/// Adafactor needs sums of whole tensors, so the trainer steps.
-trained_form train_adafactor(std::size_t threads) {
-  gpt_shape factored = shape;
-  factored.moments = 0;
-  factored.is_factored = true;
-  tiny_training<float> tiny(factored, threads);
-  trainer trained(tiny.model, tiny.team, tiny.state, tiny.activations, {.rate = adafactor_rate});
+/// Adafactor needs sums of whole tensors, and Muon whole matrices, so the trainer steps.
+trained_form train_whole(llmmem::optimizer_form form, std::size_t threads, std::uint64_t until = steps) {
+  gpt_shape whole = shape;
+  whole.optimizer = form;
+  tiny_training<float> tiny(whole, threads);
+  trainer trained(tiny.model, tiny.team, tiny.state, tiny.activations,
+                  {.rate = form == llmmem::optimizer_form::muon ? 1e-3 : adafactor_rate});
   trained.initialise(1);
-  for (std::uint64_t step = 0; step < steps; ++step)
-    static_cast<void>(trained.step(tiny.text.batch(factored, 1, step), step));
-  return {trained.evaluate(tiny.text.batch(factored, 1, 1000)), trained.digest()};
+  for (std::uint64_t step = 0; step < until; ++step)
+    static_cast<void>(trained.step(tiny.text.batch(whole, 1, step), step));
+  return {trained.evaluate(tiny.text.batch(whole, 1, 1000)), trained.digest()};
 }
 
 }  // namespace
 
-TEST_CASE("adafactor trains to the same bits with any number of threads") {
-  const trained_form one = train_adafactor(1);
-  MESSAGE("adafactor: loss " << one.loss);
-  CHECK(one.loss < 4.5);
-  CHECK(train_adafactor(3).digest == one.digest);
+TEST_CASE("adafactor and muon train to the same bits with any number of threads") {
+  for (const llmmem::optimizer_form form :
+       {llmmem::optimizer_form::adafactor, llmmem::optimizer_form::muon}) {
+    const double loss = train_whole(form, 2).loss;
+    MESSAGE("form " << static_cast<int>(form) << ": loss " << loss);
+    CHECK(loss < 4.5);
+    CHECK(train_whole(form, 3, 2).digest == train_whole(form, 1, 2).digest);
+  }
 }
 
 TEST_CASE("each form of an optimizer's state trains, and those that are exact to the same bits") {

@@ -36,8 +36,9 @@ TEST_CASE("a rank leases the chunks of its plan's trace, in order") {
       for (const std::size_t world : {1U, 2U, 3U}) {
         command_line asked;
         asked.shape = {.blocks = 2, .width = 12, .heads = 2, .context = 7, .batch = 6};
-        asked.shape.is_factored = again == recompute_kind::selective;
-        if (asked.shape.is_factored) asked.shape.moments = 0;
+        if (again == recompute_kind::selective) asked.shape.optimizer = llmmem::optimizer_form::adafactor;
+        if (again == recompute_kind::full && stage == zero_stage::none)
+          asked.shape.optimizer = llmmem::optimizer_form::muon;
         asked.threads = 1;
         asked.memory = memory_kind::tiered;
         asked.tiers.budget_mib = 1;

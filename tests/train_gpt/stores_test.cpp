@@ -100,10 +100,8 @@ TEST_CASE("every step makes the calls of the schedule, in its order") {
     const update_time when = blocks % 2 == 0 ? update_time::in_backward : update_time::after_backward;
     gpt_shape shape = tiny_shape;
     shape.blocks = blocks;
-    if (blocks > 2) {
-      shape.moments = 0;
-      shape.is_factored = true;
-    }
+    if (blocks > 2)
+      shape.optimizer = blocks == 5 ? llmmem::optimizer_form::adafactor : llmmem::optimizer_form::muon;
     tiny_gpt<float> tiny(shape);
     store_log log;
     checking_state<float> state(shape, log);
