@@ -12,6 +12,7 @@
 #include <llmmem/sharding/sequence.hpp>
 #include <llmmem/sharding/split_2d.hpp>
 #include <llmmem/sharding/stages.hpp>
+#include <llmmem/sharding/whole_matrices.hpp>
 #include <llmmem/sharding/zero.hpp>
 
 #include <doctest/doctest.h>
@@ -74,10 +75,11 @@ void check_partition(const P& p, const std::vector<llmmem::tensor_facts>& tensor
 }
 
 /// A partition of any kind over a catalogue of one's own.
-using any_layout = std::variant<llmmem::sharding::replicated, llmmem::flat_uneven, llmmem::split_2d,
-                                llmmem::zero_partition, llmmem::hierarchical_zero, llmmem::sequence_split,
-                                llmmem::grid_partition, llmmem::pipeline_stages, llmmem::expert_parallel>;
-inline constexpr std::uint32_t layout_kinds = partition_kinds + 6;
+using any_layout =
+    std::variant<llmmem::sharding::replicated, llmmem::flat_uneven, llmmem::split_2d, llmmem::zero_partition,
+                 llmmem::hierarchical_zero, llmmem::sequence_split, llmmem::grid_partition,
+                 llmmem::pipeline_stages, llmmem::expert_parallel, llmmem::whole_matrices>;
+inline constexpr std::uint32_t layout_kinds = partition_kinds + 7;
 
 /// Three sides whose product is `world`, each of them anything it can be.
 inline llmmem::process_grid random_grid(random_numbers& random, std::uint32_t world) {
@@ -93,7 +95,7 @@ inline llmmem::process_grid random_grid(random_numbers& random, std::uint32_t wo
 }
 
 /// Kinds below `partition_kinds` are those of `random_partition`; then zero, hierarchical zero, sequence,
-/// grid, stages, experts.
+/// grid, stages, experts, whole matrices.
 inline any_layout random_layout(random_numbers& random, const std::vector<llmmem::tensor_facts>& tensors,
                                 std::uint32_t kind, llmmem::rank_count world) {
   using namespace llmmem;
@@ -136,13 +138,15 @@ inline any_layout random_layout(random_numbers& random, const std::vector<llmmem
       }
       return pipeline_stages(tensors, places, layers, world, 1 + random.below(3U));
     }
-    default: {
+    case 5: {
       const std::uint32_t experts = 1 + random.below(7U);
       std::vector<expert_id> of;
       for (std::size_t i = 0; i < tensors.size(); ++i)
         of.push_back(random.once_in(3) ? no_expert : expert_id{random.below(experts)});
       return expert_parallel(tensors, of, experts, world);
     }
+    default:
+      return whole_matrices(tensors, world);
   }
 }
 

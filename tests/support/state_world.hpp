@@ -9,6 +9,7 @@
 #include <llmmem/sharding/grid.hpp>
 #include <llmmem/sharding/hierarchical_zero.hpp>
 #include <llmmem/sharding/stages.hpp>
+#include <llmmem/sharding/whole_matrices.hpp>
 #include <llmmem/sharding/zero.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/testing/sim_network.hpp>
@@ -72,10 +73,10 @@ class table_partition {
 };
 static_assert(llmmem::partition<table_partition>);
 
-inline constexpr std::uint32_t state_kinds = partition_kinds + 6;
+inline constexpr std::uint32_t state_kinds = partition_kinds + 7;
 
 /// The partitions of `random_partition`, and behind them: ZeRO with whole pieces, with shards; hierarchical;
-/// a grid; stages; experts.
+/// a grid; stages; experts; whole matrices.
 inline table_partition partition_of_kind(random_numbers& random,
                                          const std::vector<llmmem::tensor_facts>& tensors, std::uint32_t kind,
                                          std::uint32_t world) {
@@ -114,13 +115,15 @@ inline table_partition partition_of_kind(random_numbers& random,
         boundaries.push_back(static_cast<std::uint32_t>(tensors.size() * i / world));
       return table_partition(pipeline_stages(tensors, places, boundaries, ranks));
     }
-    default: {
+    case 5: {
       std::vector<expert_id> experts;
       for (std::uint32_t i = 0; i < tensors.size(); ++i)
         experts.push_back(i % 2 == 0 ? no_expert : expert_id{i / 2});
       return table_partition(
           expert_parallel(tensors, experts, static_cast<std::uint32_t>(tensors.size()), ranks));
     }
+    default:
+      return table_partition(whole_matrices(tensors, ranks));
   }
 }
 
