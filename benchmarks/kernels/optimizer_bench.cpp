@@ -1,12 +1,20 @@
 // An optimizer's step on the host, on one core, as a share of a stream with the same mix of bytes.
 //
 //   step/form   16 Mi parameters with float gradients; an item is 1 Ki parameters
+//   adafactor   the four phases of a matrix of 4,096 x 4,096, with as many parameters
+//   muon        the Newton-Schulz steps of a matrix of 768 x 768, on one thread
 //   stream      four arrays of floats in, three of them out, each element of which takes one addition
 //
-// Counters: gb_per_s, of bytes read and written by the form's widths.
+// Counters: gb_per_s, of bytes read and written by the form's widths; for muon
+// multiplications_per_s.
 
+#include <llmmem/kernels/adafactor.hpp>
 #include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/muon.hpp>
 #include <llmmem/kernels/optimizer_step.hpp>
+#include <llmmem/kernels/unordered_sum.hpp>
+#include <llmmem/sharding/tensor_shape.hpp>
+#include <llmmem/sharding/whole_matrices.hpp>
 
 #include <benchmark/benchmark.h>
 
@@ -24,8 +32,12 @@ using namespace llmmem;
 
 constexpr std::uint64_t count = std::uint64_t{16} << 20;
 
-void count_bytes(benchmark::State& state, std::uint64_t bytes) {
+void count_items(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations() * static_cast<std::int64_t>(count / 1024));
+}
+
+void count_bytes(benchmark::State& state, std::uint64_t bytes) {
+  count_items(state);
   state.counters["gb_per_s"] =
       benchmark::Counter(static_cast<double>(bytes) * static_cast<double>(state.iterations()) / 1e9,
                          benchmark::Counter::kIsRate);
@@ -57,6 +69,48 @@ void step(benchmark::State& state, optimizer_form form) {
     benchmark::ClobberMemory();
   }
   count_bytes(state, count * 4 + 2 * optimizer_bytes(form, count));
+}
+
+void adafactor(benchmark::State& state) {
+  constexpr adafactor_shape shape{4096, 4096};
+  static_assert(shape.elements() == count);
+  std::vector<float> weights(count, 0.02F);
+  std::vector<float> gradients(count);
+  for (std::uint64_t i = 0; i < count; ++i)
+    gradients[i] = static_cast<float>(i % 1000) * 1e-5F - 5e-3F;
+  std::vector<float> factors(shape.factors());
+  std::vector<unordered_sum> sums;
+  const optimizer_piece piece{.weights = reinterpret_cast<std::byte*>(weights.data()), .count = count};
+  const gradient_piece by{reinterpret_cast<const std::byte*>(gradients.data()), dtype::f32, count};
+  adafactor_hyper hyper{.step = 0};
+  for (auto _ : state) {
+    ++hyper.step;
+    sums.assign(shape.sums(), {});
+    unordered_sum updates;
+    adafactor_add(shape, piece, by, hyper, sums).value();
+    const adafactor_terms terms = adafactor_factors(shape, sums, hyper, factors).value();
+    adafactor_add_updates(shape, piece, by, hyper, factors, terms, updates).value();
+    adafactor_apply(shape, piece, by, hyper, factors, terms, updates).value();
+    benchmark::ClobberMemory();
+  }
+  count_items(state);
+}
+
+void muon(benchmark::State& state) {
+  constexpr muon_shape shape{768, 768};
+  std::vector<float> drawn(shape.elements());
+  for (std::uint64_t i = 0; i < drawn.size(); ++i)
+    drawn[i] = static_cast<float>(i * 7919 % 1009) * 1e-5F - 5e-3F;
+  std::vector<float> matrix;
+  std::vector<float> scratch(shape.scratch());
+  for (auto _ : state) {
+    matrix = drawn;
+    orthogonalize(shape, matrix, scratch).value();
+    benchmark::ClobberMemory();
+  }
+  const auto cost = static_cast<double>(newton_schulz_cost(tensor_shape::matrix(shape.rows, shape.columns)));
+  state.counters["multiplications_per_s"] =
+      benchmark::Counter(cost * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
 }
 
 /// In tiles through local arrays, so that it is vectorised like the step.
@@ -94,6 +148,8 @@ void stream(benchmark::State& state) {
 
 const bool registered = [] {
   benchmark::RegisterBenchmark("stream", stream);
+  benchmark::RegisterBenchmark("adafactor", adafactor);
+  benchmark::RegisterBenchmark("muon", muon);
   for (const auto& [name, form] :
        {std::pair{"adamw", optimizer_form::adamw}, std::pair{"adamw_split16", optimizer_form::adamw_split16},
         std::pair{"adamw_stochastic", optimizer_form::adamw_stochastic},

@@ -277,8 +277,9 @@ struct failures {
 };
 
 void train_three(zero_stage stage, std::uint32_t ahead, std::uint64_t budget, std::uint64_t fails_in,
-                 failures& seen) {
-  const gpt_shape mine = shape_of_rank(shape, 3);
+                 failures& seen, llmmem::optimizer_form optimizer = llmmem::optimizer_form::adamw) {
+  gpt_shape mine = shape_of_rank(shape, 3);
+  mine.optimizer = optimizer;
   const corpus text("tiny", llmmem_tests::tiny_text(2000), shape);
   llmmem::thread_network net(3);
   std::vector<std::thread> threads;
@@ -294,7 +295,10 @@ void train_three(zero_stage stage, std::uint32_t ahead, std::uint64_t budget, st
         sharded_layers<float, llmmem::host_space, decltype(ranks)> state(kept, mine, ranks, stage, ahead);
         failing_activations activations(host, mine, seat == 1 ? fails_in : ~std::uint64_t{0});
         gpt<float, llmmem::host_space> model(mine, team, host);
-        trainer inner(model, team, state, activations);
+        // Other optimizers send messages of their own, also between the failing calls.
+        const auto when = optimizer == llmmem::optimizer_form::adamw ? update_time::after_backward
+                                                                     : update_time::in_backward;
+        trainer inner(model, team, state, activations, {}, when);
         rank_trainer training(inner, ranks);
         inner.initialise(1);
         for (std::uint64_t step = 0; step < 2; ++step)
@@ -406,6 +410,18 @@ TEST_CASE("any failure on one rank ends all ranks with an error, and none waits"
     train_three(stage, ahead, std::uint64_t{1} << 30, ~std::uint64_t{0}, well);
     CHECK(well.none == 3);
   }
+  for (const auto& [stage, optimizer] : {std::pair(zero_stage::optimizer, llmmem::optimizer_form::adafactor),
+                                         std::pair(zero_stage::weights, llmmem::optimizer_form::adafactor),
+                                         std::pair(zero_stage::none, llmmem::optimizer_form::muon)}) {
+    CAPTURE(static_cast<int>(optimizer));
+    for (const std::uint64_t fails_in : {3U, 5U, 6U}) {
+      failures seen;
+      train_three(stage, stage == zero_stage::weights ? 1 : 0, std::uint64_t{1} << 30, fails_in, seen,
+                  optimizer);
+      CHECK(seen.of_drive == 1);
+      CHECK(seen.of_comm == 2);
+    }
+  }
 }
 
 namespace {
@@ -433,8 +449,10 @@ struct guarded_end {
 /// Trains these batches on three ranks; at `overflow`, counted from 0, one activation of rank 1 is infinite.
 std::vector<guarded_end> train_guarded(zero_stage stage, std::uint32_t ahead,
                                        std::vector<std::uint64_t> batches, std::uint64_t overflow,
-                                       const guard_options& asked, const llmmem::sharded_wires& wires = {}) {
-  const gpt_shape mine = shape_of_rank(shape, 3);
+                                       const guard_options& asked, const llmmem::sharded_wires& wires = {},
+                                       llmmem::optimizer_form optimizer = llmmem::optimizer_form::adamw) {
+  gpt_shape mine = shape_of_rank(shape, 3);
+  mine.optimizer = optimizer;
   const corpus text("tiny", llmmem_tests::tiny_text(2000), shape);
   llmmem::thread_network net(3);
   std::vector<guarded_end> ends(3);
@@ -493,6 +511,13 @@ TEST_CASE("an overflow on one rank skips the step on all, as if it had not been"
   const auto wired = train_guarded(zero_stage::gradients, 0, {0, 2}, never, {.clip_norm = 0.25}, wires);
   CHECK(train_guarded(zero_stage::gradients, 0, {0, 1, 2}, 1, asked, wires) ==
         std::vector(3, guarded_end{wired[0].digest, 1, 512}));
+  for (const auto& [stage, optimizer] : {std::pair(zero_stage::gradients, llmmem::optimizer_form::adafactor),
+                                         std::pair(zero_stage::none, llmmem::optimizer_form::muon)}) {
+    CAPTURE(static_cast<int>(optimizer));
+    const auto other = train_guarded(zero_stage::none, 0, {0, 2}, never, {.clip_norm = 0.25}, {}, optimizer);
+    CHECK(train_guarded(stage, 0, {0, 1, 2}, 1, asked, {}, optimizer) ==
+          std::vector(3, guarded_end{other[0].digest, 1, 512}));
+  }
 }
 
 TEST_CASE("a guard refuses a damaged state, and a run without a guard one that has skipped steps") {

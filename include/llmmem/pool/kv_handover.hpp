@@ -53,16 +53,13 @@ struct kv_handover_part {
 /// Each message carries the request, layer, tokens, share and plan, and a CRC-32C. `receive` verifies a
 /// message before it writes any of it.
 ///
-/// @par Complexity      O(bytes): one copy on each side, besides those of the transport. The staging memory
-/// holds
-///   the largest share of `max_tokens` and is allocated once.
+/// @par Complexity   O(bytes): one copy on each side, in addition to those of the transport. The staging
+///   memory holds the largest share of `max_tokens` and is allocated once.
 /// @par Thread safety   one thread at a time, which owns the transport.
-/// @par Waits           `send` and `receive` wait for the other side until `by`; `revoke` of the transport
-/// ends
-///   waits.
-/// @par Errors          those of the transport, and of `kv_split_plan::pack`; `errc::message_damaged` for
-/// bytes
-///   that differ from those sent; `errc::unexpected_part` for another request, layer, range or plan than
+/// @par Waits    `send` and `receive` wait for the other side until `by`; `revoke` of the transport ends
+/// waits.
+/// @par Errors   those of the transport, and of `kv_split_plan::pack`; `errc::message_damaged` for bytes that
+///   differ from those sent; `errc::unexpected_part` for another request, layer, range or plan than
 ///   expected; `errc::out_of_range` for more than `max_tokens`. The shares before the failed one have been
 ///   written: receive the layer again, or compute it.
 template <transport T>
@@ -71,8 +68,8 @@ class kv_handover {
   /// @param senders    the transport's rank of each layout in the plan's `from`, in order; `receivers` of its
   ///   `to`. The plan is copied.
   /// @throws argument_error  for lists of other lengths than the plan's, ranks that the transport lacks, and
-  /// a rank
-  ///   on both sides, which copies its own shares with `pack` and `unpack`.
+  /// a
+  ///   rank on both sides, which copies its own shares with `pack` and `unpack`.
   kv_handover(T& ranks, const paging::kv_split_plan& plan, std::span<const rank_id> senders,
               std::span<const rank_id> receivers, const kv_handover_options& options = {});
 
