@@ -57,15 +57,13 @@ struct kv_share {
 ///
 /// @par Complexity      construction O(senders x receivers); the rest as stated.
 /// @par Thread safety   const calls may run concurrently, as long as the memory that they write differs.
-/// @par Source   heterogeneous tensor parallelism between prefill and decode: Mooncake's and NIXL's transfer
-///      engines move such pieces block by block.
+/// @par Source   vLLM's NIXL connector serves prefill and decode with other tensor-parallel degrees and block
+///      sizes; here context parallelism, orders and places of scales may differ too.
 class kv_split_plan {
  public:
   /// @param from  the layout of each sending rank, whose `part` says which; `to` of each receiving rank.
-  /// @throws argument_error  with the field that differs, for scales of a whole block, for layouts of one
-  /// side
-  ///   that differ in more than their ranks, and for heads that no sender has; what `kv_layout::checked`
-  ///   throws.
+  /// @throws argument_error  with the field that differs; for scales of a whole block, layouts of one side
+  ///   that differ in more than their ranks, and heads that no sender has. What `kv_layout::checked` throws.
   kv_split_plan(std::span<const kv_layout> from, std::span<const kv_layout> to,
                 std::string name = "kv_split_plan");
 

@@ -68,8 +68,7 @@ class kv_handover {
   /// @param senders    the transport's rank of each layout in the plan's `from`, in order; `receivers` of its
   ///   `to`. The plan is copied.
   /// @throws argument_error  for lists of other lengths than the plan's, ranks that the transport lacks, and
-  /// a
-  ///   rank on both sides, which copies its own shares with `pack` and `unpack`.
+  ///   a rank on both sides, which copies its own shares with `pack` and `unpack`.
   kv_handover(T& ranks, const paging::kv_split_plan& plan, std::span<const rank_id> senders,
               std::span<const rank_id> receivers, const kv_handover_options& options = {});
 

@@ -53,8 +53,7 @@ class whole_matrices {
   /// @param already  the cost that each rank has of other tensors; its size is the world. Pass the loads of
   ///                 an earlier assignment to balance several together.
   /// @throws argument_error  when `already` is empty, or costs and tensors differ in number; length_error
-  /// when
-  ///                         the costs together pass 2^63 - 1.
+  ///                         when the costs together pass 2^63 - 1.
   whole_matrices(std::span<const tensor_facts> tensors, std::span<const std::uint64_t> costs,
                  std::span<const std::uint64_t> already)
       : loads_(already.begin(), already.end()) {
