@@ -57,9 +57,8 @@ inline namespace v0 {
 ///
 /// @param run    `host_executor` or `device_executor`; all pointers are of its memory.
 /// @param to     the cache: keys and values each in codes (`element`, `value_element`). By channel (one
-/// element
-///      of a head over the block's tokens): `int4` or `int8`, with one scale in `f32` or `bf16`. By vector or
-///      run: every form that `append_kv` writes. At any `scale_place`.
+///      element of a head over the block's tokens): `int4` or `int8`, with one scale in `f32` or `bf16`. By
+///      vector or run: every form that `append_kv` writes. At any `scale_place`.
 /// @param from   the same shape in `bf16` or `f32`, without scales; its order may differ.
 /// @param pairs  [n], in the executor's memory: a block of `from`, and the block of `to`. Negative ones are
 ///      padding.

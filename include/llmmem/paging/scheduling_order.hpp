@@ -151,8 +151,7 @@ struct token_prices {
 /// @par Thread safety   one caller at a time.
 /// @par Errors   the constructor throws `length_error` for no tenants, and `out_of_memory`.
 /// @par Source   Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). There the whole
-/// prompt
-///   is paid on admission; here each part when it is computed.
+///   prompt is paid on admission; here each part when it is computed.
 class fair_shares {
  public:
   static constexpr bool is_static = false;

@@ -162,9 +162,8 @@ class piece_lease {
 /// **Wires.** `sharded_options::wires` gives messages of floats another form. Shards stay as they are:
 ///
 /// - `gather` and `gather_within` send it if each element of the scope is held by one rank (of the group);
-/// all
-///   ranks then read the same restored values, the owner too. Other gathers and `refresh` stay plain, because
-///   a piece that several ranks hold is their master copy.
+///   all ranks then read the same restored values, the owner too. Other gathers and `refresh` stay plain,
+///   because a piece that several ranks hold is their master copy.
 /// - Sums add restored contributions, in the order of ranks. `all_reduce` also gathers the sum over the wire
 ///   if every rank holds all of each tensor, and rounds the owner's part alike, so that all have the same
 ///   bits.

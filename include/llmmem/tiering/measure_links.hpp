@@ -43,10 +43,9 @@ struct link_measurement {
 ///
 /// @tparam Buffer  a `tiered_buffer`. No other call of it may be in progress; it may still be empty.
 /// @return one link for each pair of neighbours, beginning with the one below tier 0. `errc::out_of_bytes` if
-/// the last tier
-///   has no space for two chunks of a page, or leased chunks leave none above it; `errc::table_full` without
-///   two chunks below `max_chunks`; `errc::not_opened` if the last tier is read-only; the error of a failed
-///   transfer.
+///   the last tier has no space for two chunks of a page, or leased chunks leave none above it;
+///   `errc::table_full` without two chunks below `max_chunks`; `errc::not_opened` if the last tier is
+///   read-only; the error of a failed transfer.
 /// @par Complexity   for each link some 8 `repeats` transfers of `bytes`, and as many of a sixteenth of that.
 ///                   Waits.
 /// @par Thread safety   as the buffer.

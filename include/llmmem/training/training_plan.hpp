@@ -56,14 +56,13 @@ struct training_prediction {
 
 /// Refuses plans and shapes that cannot be trained.
 /// @throws argument_error  for no ranks, a shape without layers, and gathers ahead, or over a wire, of
-/// weights
-///                         that every rank holds completely, because there is nothing to gather; for wires of
-///                         values that are not 4 bytes, and those that `check_wires` refuses; for secondary
-///                         shards without stage 3, without nodes of at least two ranks, or with gathers
-///                         ahead, which gather from all ranks; for `adafactor` with values that are not 4
-///                         bytes, or with a layer that has parameters, and no factors or tensors;
-///                         for `muon` with values that are not 4 bytes, with shards, which cut matrices, or
-///                         with matrices of more elements than their layer.
+///                         weights that every rank holds completely, because there is nothing to gather; for
+///                         wires of values that are not 4 bytes, and those that `check_wires` refuses; for
+///                         secondary shards without stage 3, without nodes of at least two ranks, or with
+///                         gathers ahead, which gather from all ranks; for `adafactor` with values that are
+///                         not 4 bytes, or with a layer that has parameters, and no factors or tensors; for
+///                         `muon` with values that are not 4 bytes, with shards, which cut matrices, or with
+///                         matrices of more elements than their layer.
 void check_plan(const training_plan& plan, const training_shape& shape);
 
 /// Returns the chunks and the calls of one rank's step on a store of chunks (`leased_pieces`,
