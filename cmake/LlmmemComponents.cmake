@@ -16,6 +16,26 @@ macro(llmmem_component_xxhash)
   endif()
 endmacro()
 
+# llmmem::nvtx: ranges for profilers, by <nvtx3/nvToolsExt.h> of the CUDA Toolkit. Define LLMMEM_NVTX everywhere in a
+# program or nowhere: inline functions differ by it.
+macro(llmmem_component_nvtx)
+  find_path(
+    LLMMEM_NVTX_INCLUDE_DIR nvtx3/nvToolsExt.h
+    HINTS ENV CUDA_HOME ENV CUDA_PATH
+    PATHS /usr/local/cuda
+    PATH_SUFFIXES include
+    DOC "Folder of nvtx3/; empty or -NOTFOUND: no llmmem::nvtx")
+  mark_as_advanced(LLMMEM_NVTX_INCLUDE_DIR)
+  if(LLMMEM_NVTX_INCLUDE_DIR AND NOT TARGET llmmem::nvtx)
+    add_library(llmmem::nvtx INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(llmmem::nvtx INTERFACE llmmem::llmmem ${CMAKE_DL_LIBS})
+    target_include_directories(llmmem::nvtx SYSTEM INTERFACE "${LLMMEM_NVTX_INCLUDE_DIR}")
+    target_compile_definitions(llmmem::nvtx INTERFACE LLMMEM_NVTX)
+  elseif(NOT LLMMEM_NVTX_INCLUDE_DIR)
+    set(llmmem_nvtx_missing "nvtx3/nvToolsExt.h was not found (CUDA Toolkit, or https://github.com/NVIDIA/NVTX)")
+  endif()
+endmacro()
+
 # llmmem::uring: liburing.
 macro(llmmem_component_uring)
   find_path(LLMMEM_URING_INCLUDE_DIR liburing.h DOC "Folder of liburing.h; empty or -NOTFOUND: no llmmem::uring")

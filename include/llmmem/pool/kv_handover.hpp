@@ -8,6 +8,7 @@
 #include <llmmem/comm/transport.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
+#include <llmmem/detail/named_range.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/hash/crc32c.hpp>
 #include <llmmem/metadata.hpp>
@@ -183,6 +184,7 @@ result<void> kv_handover<T>::each_share(std::span<const rank_id> side,
 template <transport T>
 result<void> kv_handover<T>::send(const kv_handover_part& part, const kv_memory& memory,
                                   std::span<const block_id> blocks, deadline by) {
+  const detail::named_range range("kv_handover send");
   return each_share(
       senders_, &paging::kv_share::from, part, [&](std::size_t i, std::span<std::byte> message) {
         const paging::kv_share& share = plan_.shares()[i];
@@ -201,6 +203,7 @@ result<void> kv_handover<T>::send(const kv_handover_part& part, const kv_memory&
 template <transport T>
 result<void> kv_handover<T>::receive(const kv_handover_part& part, const kv_memory& memory,
                                      std::span<const block_id> blocks, deadline by) {
+  const detail::named_range range("kv_handover receive");
   return each_share(receivers_, &paging::kv_share::to, part,
                     [&](std::size_t i, std::span<std::byte> message) {
                       const paging::kv_share& share = plan_.shares()[i];

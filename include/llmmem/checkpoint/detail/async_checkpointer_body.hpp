@@ -7,6 +7,7 @@
 #include <llmmem/checkpoint/detail/manifest_check.hpp>
 #include <llmmem/checkpoint/detail/reason.hpp>
 #include <llmmem/detail/monotonic.hpp>
+#include <llmmem/detail/named_range.hpp>
 #include <llmmem/detail/write_signals.hpp>
 #include <llmmem/hash/crc32c.hpp>
 
@@ -152,6 +153,7 @@ LLMMEM_CHECKPOINT_BODY std::span<std::byte> checkpointer_core::slot(std::size_t 
 
 LLMMEM_CHECKPOINT_BODY snapshot_guard checkpointer_core::begin_snapshot(
     std::uint64_t step, std::unique_ptr<any_state_view> view, std::vector<checkpoint_extra> extras) {
+  const detail::named_range range("checkpoint snapshot");
   const file_plan_options placed{.rank = coordinator_.rank(), .world = coordinator_.world()};
   auto made = std::make_unique<job>(step, std::move(view), plan_extras(extras, placed));
   for (const planned_file& each : plan_.files)

@@ -7,6 +7,7 @@
 #include <llmmem/checkpoint/detail/checkpointer_core.hpp>
 #include <llmmem/checkpoint/detail/incremental.hpp>
 #include <llmmem/checkpoint/detail/reason.hpp>
+#include <llmmem/detail/named_range.hpp>
 #include <llmmem/detail/write_signals.hpp>
 #include <llmmem/hash/crc32c.hpp>
 
@@ -45,6 +46,7 @@ LLMMEM_CHECKPOINT_BODY void checkpointer_core::run_persister() {
 }
 
 LLMMEM_CHECKPOINT_BODY void checkpointer_core::persist(job& of) {
+  const detail::named_range range("checkpoint persist");
   std::optional<checkpoint_draft> draft;
   commit_status how = commit_status::not_committed;
   std::string why;

@@ -7,6 +7,7 @@
 #include <llmmem/checkpoint/detail/file_plan_body.hpp>
 #include <llmmem/checkpoint/load.hpp>
 #include <llmmem/detail/json_reader.hpp>
+#include <llmmem/detail/named_range.hpp>
 #include <llmmem/model/safetensors.hpp>
 #include <llmmem/sharding/reshard.hpp>
 
@@ -403,6 +404,7 @@ namespace detail {
 
 LLMMEM_CHECKPOINT_BODY load_report checkpoint_loader::load_into(std::span<const wanted_tensor> wanted,
                                                                 detail::load_sink sink) {
+  const detail::named_range range("checkpoint load");
   const wishes all = make_wishes(wanted);
   const reshard_plan plan = make_reshard(all.catalogue, all.stored, all.wanted);
   load_report report;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/comm/collectives.hpp>
+#include <llmmem/detail/named_range.hpp>
 
 #include <algorithm>
 #include <cstring>
@@ -243,6 +244,7 @@ result<void> hop(collective<T>& all, std::span<const std::byte> out, std::span<s
 
 template <transport T>
 result<void> broadcast(T& ranks, std::span<std::byte> bytes, rank_id root, const collective_call& call) {
+  const detail::named_range range("broadcast", bytes.size());
   detail::collective all(ranks, call);
   if (to_index(root) >= all.world()) return all.misfit(all.world(), to_index(root));
   // Places count from the root. A rank that has the data sends it on, over ever shorter distances.
@@ -263,6 +265,7 @@ result<void> broadcast(T& ranks, std::span<std::byte> bytes, rank_id root, const
 template <transport T>
 result<void> all_gather(T& ranks, std::span<std::byte> all_bytes, std::span<const std::uint64_t> blocks,
                         const collective_call& call) {
+  const detail::named_range range("all_gather", all_bytes.size());
   detail::collective all(ranks, call);
   if (auto fits = all.fit(blocks, all_bytes.size(), 1); !fits) return fits;
   const bool is_ring = call.algorithm == reduce_algorithm::ring;
@@ -311,6 +314,7 @@ result<void> two_hop_all_gather(T& ranks, std::span<std::byte> all_bytes,
 template <transport T>
 result<void> reduce_scatter(T& ranks, std::span<std::byte> data, std::span<const std::uint64_t> blocks,
                             const reduce_op& op, collective_call& call) {
+  const detail::named_range range("reduce_scatter", data.size());
   detail::collective all(ranks, call);
   if (auto fits = all.fit(blocks, data.size(), op.element_bytes); !fits) return fits;
   if (all.world() == 1) return {};
@@ -321,6 +325,7 @@ result<void> reduce_scatter(T& ranks, std::span<std::byte> data, std::span<const
 
 template <transport T>
 result<void> all_reduce(T& ranks, std::span<std::byte> data, const reduce_op& op, collective_call& call) {
+  const detail::named_range range("all_reduce", data.size());
   detail::collective all(ranks, call);
   if (data.size() % op.element_bytes != 0) return all.misfit(op.element_bytes, data.size());
   if (all.world() == 1 || data.empty()) return {};

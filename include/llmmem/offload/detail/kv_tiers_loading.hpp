@@ -3,6 +3,7 @@
 /// one.
 #pragma once
 
+#include <llmmem/detail/named_range.hpp>
 #include <llmmem/offload/kv_tiers.hpp>
 #include <llmmem/paging/errors.hpp>
 
@@ -12,6 +13,7 @@ inline namespace v0 {
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 result<typename kv_tiers<Cache, Mover, Tiers...>::load> kv_tiers<Cache, Mover, Tiers...>::prepare_load(
     sequence_id sequence, const kv_chain& chain, const offload::load_limits& limits) {
+  const detail::named_range range("kv_tiers prepare_load");
   Cache& cache = view_.cache();
   if (const auto alive = cache.check(sequence); !alive) return alive.error();
   const std::uint64_t have = cache.tokens(sequence);

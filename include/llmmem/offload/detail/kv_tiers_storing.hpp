@@ -3,6 +3,7 @@
 /// one.
 #pragma once
 
+#include <llmmem/detail/named_range.hpp>
 #include <llmmem/offload/kv_tiers.hpp>
 
 namespace llmmem {
@@ -10,6 +11,7 @@ inline namespace v0 {
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 result<std::uint64_t> kv_tiers<Cache, Mover, Tiers...>::store(sequence_id sequence, const fence_type& after) {
+  const detail::named_range range("kv_tiers store");
   Cache& cache = view_.cache();
   if (const auto alive = cache.check(sequence); !alive) return alive.error();
   proceed();

@@ -2,6 +2,7 @@
 /// Bodies of batch_scheduler.hpp, which alone includes this header.
 #pragma once
 
+#include <llmmem/detail/named_range.hpp>
 #include <llmmem/paging/batch_scheduler.hpp>
 #include <llmmem/paging/errors.hpp>
 
@@ -105,6 +106,7 @@ result<request_ticket> batch_scheduler<Cache, Client, Order>::submit(std::uint64
 
 template <class Cache, class Client, scheduling_order Order>
 result<scheduled_step> batch_scheduler<Cache, Client, Order>::step() noexcept {
+  const detail::named_range range("batch_scheduler step");
   if (calls_ != calls::all) return refusal(errc::reentered, 0, 0, 0);
   if (steps_in_flight_ == options_.max_steps_in_flight)
     return refusal(errc::step_pending, 0, 0, work_counts_[oldest_step_]);

@@ -3,6 +3,7 @@
 /// one.
 #pragma once
 
+#include <llmmem/detail/named_range.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/outside_keys.hpp>
@@ -123,6 +124,7 @@ void kv_pool<Tiers, Endpoint>::progress() {
 
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::progress(std::uint64_t wait_ns) {
+  const detail::named_range range("kv_pool progress");
   hearing handler{this};
   static_cast<void>(end_->poll(deadline{end_->now_ns() + wait_ns}, handler));
   progress();

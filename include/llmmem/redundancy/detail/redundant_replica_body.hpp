@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/comm/errors.hpp>
+#include <llmmem/detail/named_range.hpp>
 #include <llmmem/redundancy/errors.hpp>
 #include <llmmem/redundancy/redundant_replica.hpp>
 
@@ -27,6 +28,7 @@ redundant_replica<T, Place>::redundant_replica(T& ranks, const redundancy_scheme
 
 template <seated_transport T, seat_placement Place>
 result<recovered_state> redundant_replica<T, Place>::recover_to(detail::destinations_ref into, deadline by) {
+  const detail::named_range range("redundant_replica recover");
   try {
     const result<recovered_state> outcome = recover_now(into, by);
     if (!outcome) restorer_.clear();

@@ -2,6 +2,7 @@
 /// The bodies of `sharded_state`: set-up, gathers, refreshes and sums.
 #pragma once
 
+#include <llmmem/detail/named_range.hpp>
 #include <llmmem/sharding/partition_bytes.hpp>
 #include <llmmem/sharding/sharded_state.hpp>
 #include <llmmem/tiering/access.hpp>
@@ -229,6 +230,7 @@ template <partition Partition, transport Transport, memory_space Space, piece_st
   requires(Space::is_host_accessible)
 result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, Pieces>::gather(
     std::span<const tensor_id> scope) {
+  const detail::named_range range("sharded_state gather");
   return gather_among(
       *ranks_, to_number(layout_.world()), scope,
       [this](tensor_id tensor, std::uint32_t rank) { return layout_.owned(tensor, rank_id{rank}); },
@@ -333,6 +335,7 @@ result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
 result<void> sharded_state<Partition, Transport, Space, Pieces>::refresh(std::span<const tensor_id> scope) {
+  const detail::named_range range("sharded_state refresh");
   if (auto fits = check(scope); !fits) return fits;
   std::vector<tensor_id> moving;
   for (const tensor_id each : scope) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/named_range.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/errors.hpp>
 #include <llmmem/tiering/detail/slot_queue.hpp>
@@ -336,6 +337,7 @@ void chunk_mover<Traits, Tiers...>::complete_ready() {
 template <class Traits, class... Tiers>
 result<void> chunk_mover<Traits, Tiers...>::wait_for(std::uint32_t id, tiering::patience wait,
                                                      std::uint64_t began_ns) {
+  const detail::named_range range("tiered_buffer wait");
   const auto stalled = engine_.waiting_for(id);
   if (const result<void> ready = engine_.await_ready(id, wait, began_ns); !ready) return ready;
   return complete(id);

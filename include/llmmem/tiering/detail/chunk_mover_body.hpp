@@ -3,6 +3,7 @@
 /// plan.
 #pragma once
 
+#include <llmmem/detail/named_range.hpp>
 #include <llmmem/tiering/detail/chunk_mover.hpp>
 
 #include <utility>
@@ -135,6 +136,7 @@ result<void> chunk_mover<Traits, Tiers...>::flush(std::uint32_t slot) {
 
 template <class Traits, class... Tiers>
 result<void> chunk_mover<Traits, Tiers...>::flush() {
+  const detail::named_range range("tiered_buffer flush");
   begin_writing_all();
   result<void> first;
   for (std::uint32_t slot = 0; slot < chunks_.slots(); ++slot) {
