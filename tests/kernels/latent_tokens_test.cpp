@@ -195,6 +195,40 @@ TEST_SUITE("latent_tokens") {
     CHECK(paging::nvfp4_ds_mla.place_of_scale(31) == 31);
   }
 
+  TEST_CASE("fields without meaning in a record leave its fingerprint as it is") {
+    const auto changed = [](latent_record of, auto change) {
+      const std::uint64_t before = of.fingerprint();
+      change(of);
+      CHECK(of.fault() == record_fault::none);
+      return of.fingerprint() != before;
+    };
+    latent_record latents = paging::bf16_mla;
+    latents.rotary = 0;
+    CHECK(!changed(latents, [](latent_record& of) {
+      of.rotary_element = dtype::f32;
+      of.rotary_at = 64;
+    }));
+    CHECK(!changed(paging::bf16_mla, [](latent_record& of) {
+      of.scales_at = of.pad_at = 8;
+      of.order = paging::scale_order::by_fours;
+      of.rounding = paging::scale_rounding::up;
+      of.floor = 1;
+      of.is_divided = true;
+    }));
+    CHECK(!changed(paging::fp8_ds_mla, [](latent_record& of) {
+      of.rounding = paging::scale_rounding::up;  // of floats
+      of.order = paging::scale_order::by_fours;  // of four
+    }));
+    latent_record floorless = paging::nvfp4_ds_mla;
+    floorless.floor = 0;
+    CHECK(!changed(floorless, [](latent_record& of) { of.floor = -0.0F; }));
+    CHECK(changed(floorless, [](latent_record& of) { of.floor = 0x1p-9F; }));
+    CHECK(changed(floorless, [](latent_record& of) { of.rounding = paging::scale_rounding::nearest; }));
+    CHECK(changed(floorless, [](latent_record& of) { of.order = paging::scale_order::linear; }));
+    CHECK(changed(paging::fp8_mla, [](latent_record& of) { of.is_divided = true; }));
+    CHECK(changed(paging::nvfp4_ds_mla_432, [](latent_record& of) { of.pad_at += 8, of.pad_bytes -= 8; }));
+  }
+
   TEST_CASE("a record with a fault is refused with how to mend it") {
     const auto fault_of = [](auto change) {
       latent_record of = paging::fp8_ds_mla;
@@ -262,6 +296,39 @@ TEST_SUITE("latent_tokens") {
       for (std::size_t t = world.slots.size(); t-- > 0;)
         append(world, again, grid_executor({.blocks = 2}), t, t + 1);
       CHECK(again == expected);
+    }
+  }
+
+  TEST_CASE("a rotary part with a scale has it whether latents have groups or not") {
+    latent_record wide = paging::bf16_mla;
+    wide.rotary_element = dtype::fp8_e4m3;
+    wide.has_rotary_scale = true;
+    wide.rotary_scale_at = 1088;
+    wide.pad_at = 1092;
+    wide.pad_bytes = 12;
+    wide.row_bytes = 1104;
+    latent_record codes = paging::fp8_mla;
+    codes.has_rotary_scale = true;
+    codes.rotary_scale_at = 576;
+    codes.pad_at = 580;
+    codes.pad_bytes = 4;
+    codes.row_bytes = 584;
+    for (const latent_record& record : {wide, codes}) {
+      std::mt19937_64 random(4);
+      latent_world world(random, record, dtype::f32);
+      world.outer = 0.37F;
+      std::vector<std::byte> cache = appended(world);
+      CHECK(cache == expected_cache(world));
+      const std::vector<float> values = gathered(world, cache);
+      double worst = 0;
+      for (std::size_t t = 0; t < world.slots.size(); ++t) {
+        for (std::uint32_t i = 0; i < record.rotary; ++i) {
+          const float right = world.number(world.rotary, t * record.rotary + i);
+          const float found = values[t * record.key_elements() + record.latents + i];
+          worst = std::max(worst, static_cast<double>(std::abs(found - right) - std::abs(right) / 16));
+        }
+      }
+      CHECK(worst < 1e-4);
     }
   }
 
@@ -690,6 +757,26 @@ TEST_SUITE("latent_tokens") {
     CHECK(attended([](kv_memory&, attention_options& of) { of.latents = nullptr; }) ==
           "paged_attention: options.element: no kernel converts int8 to f32; convert it before the call, or "
           "store it as int8");
+    // Scales that follow each row are in its bytes: they are not after all rows.
+    const latent_record after_all{.latents = 64,
+                                  .rotary = 0,
+                                  .latent_element = dtype::fp8_e4m3,
+                                  .row_bytes = 72,
+                                  .group = 8,
+                                  .scale = paging::latent_scale::ue8m0,
+                                  .after_rows = 72,
+                                  .rounding = paging::scale_rounding::power_of_two_up};
+    CHECK(after_all.fault() == record_fault::none);
+    CHECK(attended([&](kv_memory& of, attention_options& options) {
+            options.latents = &after_all;
+            of.layout.head_dim = 64;
+            of.layout.key_scales = {.group = paging::scale_group::vector,
+                                    .element = dtype::int8,
+                                    .numbers = 8,
+                                    .place = paging::scale_place::after_vector};
+          }) ==
+          "paged_attention: cache.layout: the record takes one head without values whose rows, and what is "
+          "after all rows, have 72 bytes a token; the layout has 0: make it by paging::latent_layout");
     const latent_record broken{.latents = 12};
     CHECK(attended([&](kv_memory&, attention_options& of) { of.latents = &broken; }) ==
           "paged_attention: cache.layout: latents and rotary must be multiples of 8: a lane reads eight "

@@ -82,6 +82,43 @@ TEST_CASE("receivers of the same heads take turns among the senders that have th
   CHECK(plan.token_bytes(plan.shares()[0]) == 16);
 }
 
+TEST_CASE("senders of the same heads send about as many, also with context parallelism on either side") {
+  const kv_layout latents{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 4, .has_values = false};
+  const std::vector<kv_layout> from = split(latents, 2, 2, 1);
+  const auto sent_in = [&](const std::vector<kv_layout>& to) {
+    const kv_split_plan plan(from, to);
+    std::vector<std::uint64_t> sent(from.size());
+    for (const kv_share& share : plan.shares())
+      sent[share.from] += plan.bytes(share, {0, 16});
+    return sent;
+  };
+  CHECK(sent_in(split(latents, 4, 1, 1)) == std::vector<std::uint64_t>(4, 2 * 8 * 16));
+  // Ranks of every second token, which some senders do not have, in any order.
+  std::vector<kv_layout> to = split(latents, 2, 2, 1);
+  std::swap(to[1], to[2]);
+  CHECK(sent_in(to) == std::vector<std::uint64_t>(4, 8 * 16));
+}
+
+TEST_CASE("tokens in common are counted by rounds, for a range of any length") {
+  const kv_layout latents{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 6, .has_values = false};
+  const std::vector<kv_layout> from = split(latents, 1, 3, 2);
+  const std::vector<kv_layout> to = split(latents, 1, 2, 3);
+  const kv_split_plan plan(from, to);
+  for (const kv_share& share : plan.shares()) {
+    CAPTURE(share.from);
+    CAPTURE(share.to);
+    for (std::uint64_t first = 0; first < 14; ++first) {
+      std::uint64_t expected = 0;
+      for (std::uint64_t end = first; end < 40; ++end) {
+        CHECK(plan.tokens(share, {first, end}) == expected);
+        expected += end / 2 % 3 == share.from && end / 3 % 2 == share.to ? 1U : 0U;
+      }
+    }
+    CHECK(plan.tokens(share, {0, std::uint64_t{12} << 50}) == std::uint64_t{plan.tokens(share, {0, 12})}
+                                                                  << 50);
+  }
+}
+
 TEST_CASE("a share of a split plan is described by the heads of both sides") {
   const kv_layout model{.layers = 2, .heads = 8, .head_dim = 4, .block_tokens = 4};
   const kv_split_plan plan(split(model, 4, 1, 1), split(model, 2, 2, 4));
@@ -120,6 +157,10 @@ TEST_CASE("layouts that do not describe one model, and wrong calls, are refused 
       why(split(by_channel, 2, 1, 1), two) ==
       "decode: from[0] has scales of a whole block (by channel, or has_global), which mean nothing in other "
       "blocks; take scales by vector or by run");
+  kv_layout huge{.layers = 1, .heads = 1U << 30, .head_dim = 1, .block_tokens = 1, .has_values = false};
+  huge.part.tp_size = 8;
+  CHECK(why({&huge, 1}, {&huge, 1}) ==
+        "decode: from[0] has heads x part.tp_size of 2^32 or more; a model has fewer heads");
 
   random_numbers random(1);
   rank_memory sender(four[0], 8, random);
@@ -138,10 +179,12 @@ TEST_CASE("layouts that do not describe one model, and wrong calls, are refused 
   CHECK(code(share, 2, {0, 8}, sender.memory(), sender.table) == errc::out_of_range);
   CHECK(code(share, 0, {0, 7}, sender.memory(), sender.table) == errc::size_mismatch);
   CHECK(code(share, 0, {1, 9}, sender.memory(), sender.table) == errc::past_the_end);
+  CHECK(code(share, 0, {}, sender.memory(), sender.table) == errc::past_the_end);
   rank_memory elsewhere(two[0], 8, random);
   CHECK(code(share, 0, {0, 8}, elsewhere.memory(), sender.table) == errc::layout_mismatch);
   sender.table[1] = null_block;
   CHECK(code(share, 0, {0, 8}, sender.memory(), sender.table) == errc::no_such_block);
+  CHECK(plan.pack(share, 0, {6, 6}, sender.memory(), sender.table, {}));  // no token, so no block
   sender.table[1] = block_id{999};
   CHECK(code(share, 0, {0, 8}, sender.memory(), sender.table) == errc::no_such_block);
 }

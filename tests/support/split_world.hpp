@@ -24,6 +24,7 @@ struct rank_memory {
   std::uint64_t blocks = 0;
   std::vector<std::byte> bytes;
   std::vector<llmmem::block_id> table;
+  std::vector<std::byte*> planes;  // where each layer's plane begins; empty: one allocation
 
   rank_memory(const llmmem::kv_layout& of, std::uint64_t tokens, random_numbers& random)
       : layout(of), blocks(2 * (tokens / of.block_tokens + 2)), bytes(of.total_bytes(blocks)) {
@@ -32,9 +33,16 @@ struct rank_memory {
     for (std::size_t i = table.size(); i > 1; --i)
       std::swap(table[i - 1], table[static_cast<std::size_t>(random.below(i))]);
     table.resize((of.part.local_tokens(tokens) + of.block_tokens - 1) / of.block_tokens);
+    if (random.below(std::uint32_t{2}) == 0) return;
+    for (std::uint32_t p = 0; p < of.planes(); ++p) {
+      const llmmem::plane_strides strides = of.strides(p, blocks);
+      for (std::uint32_t layer = 0; layer < of.layers; ++layer)
+        planes.push_back(bytes.data() + strides.offset(layer, 0, 0, 0));
+    }
   }
   [[nodiscard]] llmmem::kv_memory memory() {
-    return {.data = bytes.data(), .blocks = blocks, .layout = layout};
+    if (planes.empty()) return {.data = bytes.data(), .blocks = blocks, .layout = layout};
+    return {.blocks = blocks, .layout = layout, .plane_table = planes.data()};
   }
   /// The head of the model that is `head` here.
   [[nodiscard]] std::uint64_t model_head(std::uint64_t head) const {

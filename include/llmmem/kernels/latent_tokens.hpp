@@ -27,8 +27,9 @@ inline namespace v0 {
 ///             2^-126), of the groups without infinities and NaNs
 ///
 /// A rotary part in codes has max(amax / 448, 2^-126) as its scale, or none: then it saturates at 448, and a
-/// NaN stays one. A group with an infinity or a NaN gets a NaN scale and codes of 0: all of it, and nothing
-/// else, comes back as NaNs. Padding is set to zeros. Host and device write the same bits.
+/// NaN stays one. So do latents in codes without groups, after the caller's scale; but e2m1 saturates at 6
+/// and has no NaN: it becomes 0. A group with an infinity or a NaN gets a NaN scale and codes of 0: all of
+/// it, and nothing else, comes back as NaNs. Padding is set to zeros. Host and device write the same bits.
 ///
 /// Each record depends on its token alone: appended one by one, in chunks or at once, and after a truncation,
 /// the bits are the same. Records are copied, tiered and sent as the bytes of `paging::latent_layout`.

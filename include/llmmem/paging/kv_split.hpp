@@ -38,7 +38,7 @@ struct kv_share {
 
 /// Which rank sends what to which, so that each receiver gets every vector of its heads and tokens once: the
 /// fewest bytes possible. If several senders hold the same heads and tokens (a model with fewer heads than
-/// ranks, latents), receivers take turns among them.
+/// ranks, latents), the one with the fewest heads to send so far sends.
 ///
 /// Layouts may differ in `part` (tensor and context parallelism), `block_tokens`, `heads_in_block` and
 /// `order`, and in where scales are placed. Everything else is the same on both sides; scales of a whole
@@ -78,8 +78,9 @@ class kv_split_plan {
   /// Equal for plans between equal layouts. Never 0.
   [[nodiscard]] std::uint64_t fingerprint() const noexcept;
 
-  /// Returns how many of the tokens both sides of a share hold. O(1) without context parallelism, else
-  /// O(tokens).
+  /// Returns how many tokens of the range both sides of a share hold. O(1) unless both sides have context
+  /// parallelism, else O(tokens), of at most two common multiples of their rounds.
+  /// @pre the share is one of `shares()`, here and in the two functions below
   [[nodiscard]] std::uint64_t tokens(const kv_share& share, token_range range) const noexcept;
   /// Returns the bytes of one packed layer.
   [[nodiscard]] std::uint64_t bytes(const kv_share& share, token_range range) const noexcept {
@@ -117,7 +118,7 @@ class kv_split_plan {
   std::vector<kv_layout> from_;
   std::vector<kv_layout> to_;
   std::vector<kv_share> shares_;
-  std::uint32_t turn_ = 0;  // whose turn it is among senders of the same
+  std::vector<std::uint64_t> sent_heads_;  // of each sender so far, for the next choice among holders
 };
 
 }  // namespace paging

@@ -60,13 +60,15 @@ enum class record_fault : std::uint8_t {
     case record_fault::vectors:
       return "latents and rotary must be multiples of 8: a lane reads eight elements";
     case record_fault::length:
-      return "kernels take up to 512 elements of a value and 768 of a key; the record has more";
+      return "kernels take up to 512 latents, 256 rotary elements and 512 elements of a value; the record "
+             "has more";
     case record_fault::group:
       return "group must be a power of two from 8 to 256 that divides latents, and 0 without scales";
     case record_fault::scale:
       return "scales, and a rotary or an outer scale, are of codes: latents of fp8_e4m3 or fp4_e2m1, a "
              "rotary "
-             "part of fp8_e4m3; e4m3 scales are of fp4_e2m1; by_fours needs a multiple of 4 scales";
+             "part of fp8_e4m3; e4m3 scales are of fp4_e2m1; ue8m0 needs power_of_two_up, by_fours a "
+             "multiple of 4 scales, an outer scale and after_rows a group; floor is from 0 to 2^100";
     case record_fault::row:
       return "a part of the record ends past row_bytes, or scales past after_rows";
     case record_fault::overlap:

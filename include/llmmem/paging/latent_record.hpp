@@ -47,7 +47,8 @@ struct latent_record {
   std::uint32_t after_rows =
       0;  ///< bytes of each token after all rows of the block; 0: scales are in the row
 
-  /// scale = max(largest size of the group / largest code, floor), rounded.
+  /// scale = max(largest size of the group / largest code, floor), rounded. As an e4m3 scale,
+  /// 2^-10 or less is rounded to 0 unless upwards: then the codes of the group are 0.
   scale_rounding rounding = scale_rounding::nearest;
   float floor = 0;
   bool is_divided = false;  ///< code = nearest(x / scale); false: nearest(x x (1 / scale))

@@ -60,7 +60,9 @@ struct latent_plane {
   if (record.after_rows != 0) {
     const bool has_plane = layout.has(paging::plane_role::key_scale);
     if (has_plane) scales = scale_plane_of(layout, 0);
-    const std::uint64_t bytes = has_plane ? layout.vector_run_of(scales).bytes : 0;
+    const kv_vector_run after = has_plane ? layout.vector_run_of(scales) : kv_vector_run{};
+    // Scales that follow each row are part of that row, not after all of them.
+    const std::uint64_t bytes = after.before == 0 ? after.bytes : 0;
     if (bytes != record.after_rows || layout.tokens_of(scales) != layout.block_tokens)
       return failure{errc::unsupported_layout, 11, record.after_rows, bytes, who};
   }

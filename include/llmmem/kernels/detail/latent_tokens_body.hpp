@@ -111,7 +111,9 @@ class latent_tokens_work {
       for (std::uint32_t slot = 0; slot < latent_key_slots; ++slot) {
         const std::uint32_t pack = lane + slot * latent_lanes;
         if (pack >= packs) continue;
-        float factor = plane.record.group == 0 ? outer[lane] : rotary[lane];
+        const bool has_callers =
+            plane.record.group == 0 && (pack < plane.latent_packs || !plane.record.has_rotary_scale);
+        float factor = has_callers ? outer[lane] : rotary[lane];
         if (pack < plane.latent_packs && plane.record.group != 0)
           factor = put_scale(row, pack, own[lane].largest[slot], outer[lane]);
         write_pack(plane, row, pack, own[lane].of[slot], factor);

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
+#include <numeric>
 #include <utility>
 
 namespace llmmem {
@@ -25,6 +27,16 @@ namespace detail {
 /// Whether all heads of a token share such a vector. Global scales, which they share too, are refused before.
 [[nodiscard]] constexpr bool is_common(paging::plane_role role) noexcept {
   return role == paging::plane_role::index_key || role == paging::plane_role::index_scale;
+}
+
+/// Whether two context-parallel ranks hold a token in common: their runs meet in some round.
+[[nodiscard]] constexpr bool have_common_tokens(const paging::kv_part& a, const paging::kv_part& b) noexcept {
+  if (a.cp_size == 1 || b.cp_size == 1) return true;
+  const std::uint64_t round =
+      std::gcd(std::uint64_t{a.cp_size} * a.cp_interleave, std::uint64_t{b.cp_size} * b.cp_interleave);
+  const std::uint64_t at_a = std::uint64_t{a.cp_rank} * a.cp_interleave % round;
+  const std::uint64_t at_b = std::uint64_t{b.cp_rank} * b.cp_interleave % round;
+  return (at_b + round - at_a) % round < a.cp_interleave || (at_a + round - at_b) % round < b.cp_interleave;
 }
 
 /// The layout of the whole model, for comparison: what splits may change is alike in all of them.
@@ -47,7 +59,10 @@ namespace paging {
 
 inline kv_split_plan::kv_split_plan(std::span<const kv_layout> from, std::span<const kv_layout> to,
                                     std::string name)
-    : name_(std::move(name)), from_(from.begin(), from.end()), to_(to.begin(), to.end()) {
+    : name_(std::move(name)),
+      from_(from.begin(), from.end()),
+      to_(to.begin(), to.end()),
+      sent_heads_(from.size()) {
   check_side(from_, "from");
   check_side(to_, "to");
   check_contents(detail::whole_model(from_[0]), detail::whole_model(to_[0]), name_).value();
@@ -65,6 +80,9 @@ inline void kv_split_plan::check_side(std::span<const kv_layout> layouts, const 
     const auto named = [&] { return "[" + std::to_string(i) + "]"; };
     if (detail::without_rank(each) != detail::without_rank(layouts[0]))
       refuse(named() + " differs from " + name + "[0] in more than part.tp_rank and part.cp_rank");
+    if (std::uint64_t{each.heads} * detail::head_groups(each.part) >
+        std::numeric_limits<std::uint32_t>::max())
+      refuse(named() + " has heads x part.tp_size of 2^32 or more; a model has fewer heads");
     for (const scale_form* scales : {&each.key_scales, &each.value_scales, &each.index_scales})
       if (scales->group == scale_group::channel || scales->has_global)
         refuse(
@@ -92,7 +110,9 @@ inline void kv_split_plan::add_shares(std::uint32_t to, std::uint32_t context_ra
                            " has head " + std::to_string(head) + ", which to[" + std::to_string(to) +
                            "] needs; give the layouts of all ranks");
     }
-    const std::uint32_t sender = holders[turn_ % holders.size()];
+    // The one that has sent the fewest heads so far; of several the first.
+    const std::uint32_t sender =
+        *std::ranges::min_element(holders, {}, [&](std::uint32_t i) { return sent_heads_[i]; });
     const std::uint32_t first = detail::first_head_of(from_[sender]);
     const std::uint32_t until = std::min(last, first + from_[sender].heads);
     shares_.push_back({.from = sender,
@@ -101,9 +121,9 @@ inline void kv_split_plan::add_shares(std::uint32_t to, std::uint32_t context_ra
                        .to_head = head - detail::first_head_of(receiver),
                        .heads = until - head,
                        .has_common = std::exchange(is_first, false)});
+    if (detail::have_common_tokens(from_[sender].part, receiver.part)) sent_heads_[sender] += until - head;
     head = until;
   }
-  ++turn_;
 }
 
 inline std::vector<kv_share> kv_split_plan::shares_from(std::uint32_t rank) const {
@@ -138,10 +158,21 @@ inline std::uint64_t kv_split_plan::tokens(const kv_share& share, token_range ra
   const kv_part& to = to_[share.to].part;
   if (to.cp_size == 1) return from.local_tokens(range.end) - from.local_tokens(range.first);
   if (from.cp_size == 1) return to.local_tokens(range.end) - to.local_tokens(range.first);
-  std::uint64_t count = 0;
-  for (std::uint64_t token = range.first; token < range.end; ++token)
-    count += from.cp_rank_of(token) == from.cp_rank && to.cp_rank_of(token) == to.cp_rank ? 1U : 0U;
-  return count;
+  const auto count = [&](std::uint64_t first, std::uint64_t end) {
+    std::uint64_t common = 0;
+    for (std::uint64_t token = first; token < end; ++token)
+      common += from.cp_rank_of(token) == from.cp_rank && to.cp_rank_of(token) == to.cp_rank ? 1U : 0U;
+    return common;
+  };
+  // After a common multiple of both rounds everything repeats.
+  const std::uint64_t from_round = std::uint64_t{from.cp_size} * from.cp_interleave;
+  const std::uint64_t to_round = std::uint64_t{to.cp_size} * to.cp_interleave;
+  const std::uint64_t rounds = to_round / std::gcd(from_round, to_round);
+  if (rounds > (range.end - range.first) / from_round) return count(range.first, range.end);
+  const std::uint64_t period = rounds * from_round;
+  const std::uint64_t periods = (range.end - range.first) / period;
+  return periods * count(range.first, range.first + period) +
+         count(range.first + periods * period, range.end);
 }
 
 inline std::uint64_t kv_split_plan::token_bytes(const kv_share& share) const noexcept {
@@ -168,12 +199,13 @@ inline result<void> kv_split_plan::check(side of, const kv_share& share, std::ui
   if (layer >= layout.layers) return refusal(errc::out_of_range, layer, layout.layers - 1);
   if (memory.layout != layout)
     return refusal(errc::layout_mismatch, memory.layout.fingerprint(), layout.fingerprint());
-  if (packed != bytes(share, range)) return refusal(errc::size_mismatch, packed, bytes(share, range));
   const std::uint64_t held = layout.part.local_tokens(range.end);
   if (held > table.size() * layout.block_tokens)
     return refusal(errc::past_the_end, held, table.size() * layout.block_tokens);
-  for (std::uint64_t i = layout.part.local_tokens(range.first) / layout.block_tokens;
-       i * layout.block_tokens < held; ++i) {
+  if (packed != bytes(share, range)) return refusal(errc::size_mismatch, packed, bytes(share, range));
+  const std::uint64_t before = layout.part.local_tokens(range.first);
+  if (before >= held) return {};  // blocks without a token of the range may be null
+  for (std::uint64_t i = before / layout.block_tokens; i * layout.block_tokens < held; ++i) {
     const std::uint32_t block = to_index(table[static_cast<std::size_t>(i)]);
     if (block == 0 || block >= memory.blocks) return refusal(errc::no_such_block, block, memory.blocks);
   }

@@ -101,26 +101,34 @@ constexpr const latent_record& latent_record::checked() const {
 }
 
 constexpr std::uint64_t latent_record::fingerprint() const noexcept {
-  // Stored with caches: the list never changes, a later field joins only where it is set.
+  // Stored with caches: the list never changes, a later field joins only where it is set. A field without
+  // meaning here counts as 0.
+  const bool has_rotary = rotary != 0;
+  const bool has_groups = group != 0;
+  const bool has_codes =
+      detail::is_record_code(latent_element) || (has_rotary && detail::is_record_code(rotary_element));
+  // Up to four scales have one order, and a float needs no rounding up.
+  const bool has_order = scales() > 4;
+  const bool is_rounded = has_groups && (scale != latent_scale::f32 || rounding != scale_rounding::up);
   const std::uint64_t words[] = {1,
                                  latents,
                                  rotary,
                                  static_cast<std::uint64_t>(latent_element),
-                                 static_cast<std::uint64_t>(rotary_element),
+                                 has_rotary ? static_cast<std::uint64_t>(rotary_element) : 0U,
                                  row_bytes,
                                  latents_at,
-                                 rotary_at,
+                                 has_rotary ? rotary_at : 0U,
                                  group,
                                  static_cast<std::uint64_t>(scale),
-                                 static_cast<std::uint64_t>(order),
-                                 scales_at,
+                                 has_order ? static_cast<std::uint64_t>(order) : 0U,
+                                 has_groups ? scales_at : 0U,
                                  after_rows,
-                                 static_cast<std::uint64_t>(rounding),
-                                 std::bit_cast<std::uint32_t>(floor),
-                                 is_divided ? 1U : 0U,
+                                 is_rounded ? static_cast<std::uint64_t>(rounding) : 0U,
+                                 has_groups && floor != 0 ? std::bit_cast<std::uint32_t>(floor) : 0U,
+                                 has_codes && is_divided ? 1U : 0U,
                                  has_rotary_scale ? 1U + rotary_scale_at : 0U,
                                  has_outer_scale ? 1U + outer_scale_at : 0U,
-                                 pad_at,
+                                 pad_bytes != 0 ? pad_at : 0U,
                                  pad_bytes,
                                  block_multiple,
                                  rotary_in_values ? 1U : 0U};
