@@ -520,6 +520,7 @@ class hybrid_allocator {
   void limit(record& sequence, std::uint64_t tokens) noexcept {
     if (tokens < sequence.sound) sequence.sound = tokens;
   }
+  void limit_readers_of(block_id block, std::size_t group) noexcept;
   std::uint64_t mark_wrong(std::uint32_t slot) noexcept;
   std::uint64_t spread_wrong() noexcept;
   [[nodiscard]] bool has_unmarked(std::uint32_t slot) const noexcept;
