@@ -393,6 +393,21 @@ TEST_CASE("after a crash the contents of all groups are restored, without sequen
   CHECK(restored.cache().audit().empty());
 }
 
+TEST_CASE("after a replay that differs, release_all ends what the last operation began, too") {
+  hybrid_journal cache(small(), memory_journal(10'000), "lru", named_evictions{"lru"});
+  for (int i = 0; i < 4; ++i)
+    cache.create().value();
+  REQUIRE(cache.create().code() == errc::out_of_sequences);
+  auto more = paging::replay(cache.sink().bytes(), [](paging::hybrid_journal_header header) {
+    header.options.max_sequences = 8;
+    return hybrid_of(header);
+  });
+  REQUIRE(more.divergence());
+  CHECK(more.sequences().size() == 5);
+  more.release_all();
+  CHECK(more.cache().stats().sequences == 0);
+}
+
 TEST_CASE("a scheduler and a transfer between caches work on journaled caches, and replay") {
   hybrid_options options = small();
   options.budget_bytes = 14 * options.page_bytes;
