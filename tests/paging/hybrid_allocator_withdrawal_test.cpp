@@ -143,6 +143,37 @@ TEST_CASE(
   CHECK(cache.audit() == sound);
 }
 
+TEST_CASE(
+    "what a sequence committed is cached again once its blocks leave retiring pages, or these are back") {
+  for (const bool moves_away : {true, false}) {
+    CAPTURE(moves_away);
+    cache_type cache = small_cache();
+    const sequence_id below = written(cache, count_up(500, 60));
+    const auto prompt = count_up(0, 24);
+    const sequence_id holder = written(cache, prompt);
+    const sequence_id twin = cache.fork(holder).value();
+    cache.release(below).value();
+    cache.drop_idle();
+    REQUIRE(cache.cached_tokens(prompt) == 24);
+    const std::uint64_t retiring = cache.resize(12 * 300).value();
+    REQUIRE(retiring != 0);
+    CHECK(cache.cached_tokens(prompt) == 0);
+    CHECK(cache.commit(holder).value() == 0);
+    std::array<group_copy, 32> moves{};
+    if (moves_away) {
+      REQUIRE(cache.evacuate(moves) != 0);
+      REQUIRE(cache.stats().pages.retiring_pages == 0);
+    } else {
+      cache.resize(33 * 300).value();
+    }
+    CHECK(cache.cached_tokens(prompt) == 0);
+    CHECK(cache.commit(twin).value() != 0);
+    CHECK(cache.cached_tokens(prompt) == 24);
+    CHECK(cache.commit(holder).value() == 0);
+    CHECK(cache.audit() == sound);
+  }
+}
+
 TEST_CASE("a prefix that two sequences computed outlives the one whose blocks were cached") {
   const std::array two{full_attention({"full", 1, 64, 4}), sliding_window({"w", 1, 64, 4}, 12)};
   for (const std::span<const layer_group> groups :

@@ -273,6 +273,8 @@ class hybrid_allocator {
   /// Moves blocks from retiring pages to usable ones, so that a smaller budget takes effect while sequences
   /// live on; it evicts idle blocks for that. The caller ensures that no kernel uses the cache, carries out
   /// the copies before the next kernel starts and before it unmaps the memory, and uploads the tables again.
+  /// If tiers save what is evicted, order the copies after their saves. The next `commit` of a holder, or its
+  /// end, caches again what it had committed in these blocks, and also after a `resize` to more pages.
   /// Blocks that are pinned or wait for fences stay. `layout().offset(block, block_bytes)` says where both
   /// ends of a copy are: `pool()` no longer knows the group of a source.
   /// @param moves  receives a copy of a whole block for each block moved, at most `moves.size()`.
