@@ -158,7 +158,9 @@ TEST_CASE(
     const std::uint64_t retiring = cache.resize(12 * 300).value();
     REQUIRE(retiring != 0);
     CHECK(cache.cached_tokens(prompt) == 0);
+    cache.resize(12 * 300).value();
     CHECK(cache.commit(holder).value() == 0);
+    CHECK(cache.commit(twin).value() == 0);
     std::array<group_copy, 32> moves{};
     if (moves_away) {
       REQUIRE(cache.evacuate(moves) != 0);

@@ -12,7 +12,7 @@ template <class Traits>
 result<std::uint64_t> hybrid_allocator<Traits>::resize(std::uint64_t budget_bytes) noexcept {
   // Where pages are usable again, the next commits of their holders cache what these have committed.
   if (pool_.retiring_pages() != 0)
-    visit_retiring([this](block_id&, std::size_t, record& holder) noexcept { holder.borrows = true; });
+    visit_retiring([](block_id&, std::size_t, record& holder) noexcept { holder.borrows = true; });
   const auto retiring = pool_.resize(budget_bytes, forget_evicted());
   if (retiring) ++losses_;
   return retiring;
