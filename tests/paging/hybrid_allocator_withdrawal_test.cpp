@@ -106,6 +106,76 @@ TEST_CASE("a sequence whose window has left an invalid block that it read caches
   CHECK(cache.audit() == sound);
 }
 
+TEST_CASE(
+    "a sequence that has left an invalid block caches nothing after it, though a resize had dropped it") {
+  const std::array groups{sliding_window({"w", 1, 16, 4}, 4)};
+  cache_type cache({.groups = groups,
+                    .budget_bytes = 10 * 64,
+                    .page_bytes = 64,
+                    .max_sequences = 5,
+                    .max_sequence_tokens = 64});
+  const sequence_id below = written(cache, count_up(500, 4));
+  const sequence_id holder = written(cache, count_up(0, 8));
+  const block_id bad = cache.table(holder, 0)[1];
+  const sequence_id other = written(cache, count_up(700, 12));
+  const sequence_id reader = cache.create().value();
+  REQUIRE(cache.match(reader, count_up(0, 8))->tokens == 8);
+  const sequence_id twin = cache.fork(other).value();
+  for (const sequence_id each : {reader, twin}) {
+    for (token_id first = 100; first < 112; first += 4) {
+      cache.append(each, count_up(first, 4)).value();
+      cache.commit(each).value();
+    }
+  }
+  REQUIRE(cache.table(reader, 0)[1] == null_block);
+  cache.resize(cache.layout().page_of(bad) * 64).value();
+  REQUIRE(cache.pool().is_retiring(bad));
+  REQUIRE_FALSE(cache.cached_key(bad));
+  cache.invalidate(bad).value();
+  CHECK(cache.prefix_tokens(holder) == 4);
+  CHECK(cache.prefix_tokens(reader) == 8);
+  CHECK(cache.prefix_tokens(below) == 4);
+  CHECK(cache.prefix_tokens(other) == 12);
+  CHECK(cache.prefix_tokens(twin) == 24);
+  CHECK(cache.resize(10 * 64).value() == 0);
+  cache.append(reader, count_up(112, 4)).value();
+  CHECK(cache.commit(reader).value() == 0);
+  CHECK(cache.audit() == sound);
+}
+
+TEST_CASE(
+    "what a sequence committed is cached again once its blocks leave retiring pages, or these are back") {
+  for (const bool moves_away : {true, false}) {
+    CAPTURE(moves_away);
+    cache_type cache = small_cache();
+    const sequence_id below = written(cache, count_up(500, 60));
+    const auto prompt = count_up(0, 24);
+    const sequence_id holder = written(cache, prompt);
+    const sequence_id twin = cache.fork(holder).value();
+    cache.release(below).value();
+    cache.drop_idle();
+    REQUIRE(cache.cached_tokens(prompt) == 24);
+    const std::uint64_t retiring = cache.resize(12 * 300).value();
+    REQUIRE(retiring != 0);
+    CHECK(cache.cached_tokens(prompt) == 0);
+    cache.resize(12 * 300).value();
+    CHECK(cache.commit(holder).value() == 0);
+    CHECK(cache.commit(twin).value() == 0);
+    std::array<group_copy, 32> moves{};
+    if (moves_away) {
+      REQUIRE(cache.evacuate(moves) != 0);
+      REQUIRE(cache.stats().pages.retiring_pages == 0);
+    } else {
+      cache.resize(33 * 300).value();
+    }
+    CHECK(cache.cached_tokens(prompt) == 0);
+    CHECK(cache.commit(twin).value() != 0);
+    CHECK(cache.cached_tokens(prompt) == 24);
+    CHECK(cache.commit(holder).value() == 0);
+    CHECK(cache.audit() == sound);
+  }
+}
+
 TEST_CASE("a prefix that two sequences computed outlives the one whose blocks were cached") {
   const std::array two{full_attention({"full", 1, 64, 4}), sliding_window({"w", 1, 64, 4}, 12)};
   for (const std::span<const layer_group> groups :

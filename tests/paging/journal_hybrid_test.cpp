@@ -393,6 +393,21 @@ TEST_CASE("after a crash the contents of all groups are restored, without sequen
   CHECK(restored.cache().audit().empty());
 }
 
+TEST_CASE("after a replay that differs, release_all ends what the last operation began, too") {
+  hybrid_journal cache(small(), memory_journal(10'000), "lru", named_evictions{"lru"});
+  for (int i = 0; i < 4; ++i)
+    cache.create().value();
+  REQUIRE(cache.create().code() == errc::out_of_sequences);
+  auto more = paging::replay(cache.sink().bytes(), [](paging::hybrid_journal_header header) {
+    header.options.max_sequences = 8;
+    return hybrid_of(header);
+  });
+  REQUIRE(more.divergence());
+  CHECK(more.sequences().size() == 5);
+  more.release_all();
+  CHECK(more.cache().stats().sequences == 0);
+}
+
 TEST_CASE("a scheduler and a transfer between caches work on journaled caches, and replay") {
   hybrid_options options = small();
   options.budget_bytes = 14 * options.page_bytes;
@@ -558,6 +573,59 @@ TEST_CASE("a what-if result over groups equals that of the run that it predicts"
     }
   }
   CHECK(differing > 10);
+}
+
+TEST_CASE("a what-if of a scheduler's run over groups, with the same options, loses no sequence and no hit") {
+  struct engine {
+    std::vector<std::vector<token_id>> texts{};
+    std::span<const token_id> tokens(std::uint64_t user) noexcept { return texts[user]; }
+    void copy(const group_copy&) noexcept {}
+    void exhausted(std::uint64_t, const failure&) noexcept {}
+  };
+  std::uint64_t preempted = 0;
+  for (const auto seed : seeds(30)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const std::vector<layer_group> groups = choose_groups(random);
+    std::uint64_t page = 0;
+    for (const layer_group& each : groups)
+      page = std::max(page, each.block_bytes);
+    std::uint64_t pages = 3 + random.below(std::uint64_t{6});  // and those of one request
+    for (const layer_group& each : groups)
+      pages += detail::peak_blocks(each, 30, 1);
+    hybrid_journal cache({.groups = groups,
+                          .budget_bytes = pages * page,
+                          .page_bytes = page,
+                          .max_sequences = 4,
+                          .max_sequence_tokens = 40},
+                         memory_journal(1 << 19), "lru", named_evictions{"lru"});
+    engine model;
+    batch_scheduler scheduler(cache, model, {.max_running = 4, .max_requests = 16, .max_step_tokens = 7});
+    std::vector<request_ticket> tickets;
+    for (std::uint64_t user = 0; user < 16; ++user) {
+      model.texts.push_back(numbered(1 + random.below(std::uint64_t{12})));
+      tickets.push_back(scheduler.submit(user).value());
+    }
+    for (int i = 0; i < 400 && scheduler.stats().finished + scheduler.stats().exhausted < 16; ++i) {
+      std::vector<std::uint64_t> over;
+      for (const scheduled_work& each : scheduler.step().value().work) {
+        std::vector<token_id>& text = model.texts[each.user];
+        if (each.first + each.count == text.size()) text.push_back(static_cast<token_id>(each.user % 3));
+        if (text.size() == 25) over.push_back(each.user);
+      }
+      scheduler.completed().value();
+      for (const std::uint64_t user : over)
+        scheduler.finish(tickets[user]).value();
+    }
+    REQUIRE(scheduler.stats().finished == 16);
+    preempted += scheduler.stats().preempted;
+    const std::array lru{std::string_view("lru")};
+    const what_if_result same = paging::hybrid_what_if(cache.sink().bytes(), lru).at(0);
+    CHECK(same.skipped == 0);
+    CHECK(same.hit_tokens == cache.stats().hit_tokens);
+    CHECK(same.evictions == cache.stats().pages.evictions);
+  }
+  CHECK(preempted > 30);
 }
 
 TEST_CASE("any journal over groups can be run under every policy, budget and page size") {

@@ -273,6 +273,8 @@ class hybrid_allocator {
   /// Moves blocks from retiring pages to usable ones, so that a smaller budget takes effect while sequences
   /// live on; it evicts idle blocks for that. The caller ensures that no kernel uses the cache, carries out
   /// the copies before the next kernel starts and before it unmaps the memory, and uploads the tables again.
+  /// If tiers save what is evicted, order the copies after their saves. The next `commit` of a holder, or its
+  /// end, caches again what it had committed in these blocks, and also after a `resize` to more pages.
   /// Blocks that are pinned or wait for fences stay. `layout().offset(block, block_bytes)` says where both
   /// ends of a copy are: `pool()` no longer knows the group of a source.
   /// @param moves  receives a copy of a whole block for each block moved, at most `moves.size()`.
@@ -520,6 +522,7 @@ class hybrid_allocator {
   void limit(record& sequence, std::uint64_t tokens) noexcept {
     if (tokens < sequence.sound) sequence.sound = tokens;
   }
+  void limit_readers_of(block_id block, std::size_t group) noexcept;
   std::uint64_t mark_wrong(std::uint32_t slot) noexcept;
   std::uint64_t spread_wrong() noexcept;
   [[nodiscard]] bool has_unmarked(std::uint32_t slot) const noexcept;

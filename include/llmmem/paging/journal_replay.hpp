@@ -163,9 +163,10 @@ class replayed {
         const std::vector<std::uint64_t> numbers =
             detail::numbers_of(detail::format_of<Cache>, again.op, came);
         if (came.why != again.why || numbers != again.numbers) {
-          return diverge(detail::outcome_text(again.why, again.numbers, cache_.name()),
-                         detail::outcome_text(came.why, numbers, cache_.name()), again.op);
+          diverge(detail::outcome_text(again.why, again.numbers, cache_.name()),
+                  detail::outcome_text(came.why, numbers, cache_.name()), again.op);
         }
+        // Where it differs too, because `release_all` ends what the cache holds.
         if (came.why.code == errc::ok) follow(again, came);
       }
     }

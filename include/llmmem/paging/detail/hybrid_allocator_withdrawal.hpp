@@ -95,10 +95,40 @@ result<std::uint64_t> hybrid_allocator<Traits>::invalidate(block_id block) noexc
     dropped += drop_cached(block) + drop_below(node);
     chain_.release(node);
   }
-  if (state.is_active()) pool_.invalidate(block);
+  if (state.is_active()) {
+    if (dropped == 0) limit_readers_of(block, group);
+    pool_.invalidate(block);
+  }
   dropped += spread_wrong();
   counters_.invalidated += dropped;
   return dropped;
+}
+
+/// Limits the sequences that no longer hold `block`, which no prefix names, and begin with the tokens of a
+/// sequence that holds it: they have read it, too.
+template <class Traits>
+void hybrid_allocator<Traits>::limit_readers_of(block_id block, std::size_t group) noexcept {
+  const std::uint64_t tokens = groups_[group].block_tokens;
+  for (std::uint32_t holder = 0; holder < records_.touched(); ++holder) {
+    if (!records_.is_live(holder)) continue;
+    const record& held = records_[holder];
+    std::uint64_t i = 0;
+    while (i < held.tokens / tokens && row(holder, group)[i] != block)
+      ++i;
+    if (i == held.tokens / tokens) continue;
+    const std::uint64_t end = (i + 1) * tokens;
+    for (std::uint32_t slot = 0; slot < records_.touched(); ++slot) {
+      if (!records_.is_live(slot) || records_[slot].tokens <= end) continue;
+      record& reader = records_[slot];
+      if (row(slot, group)[i] != null_block || reader.epoch != held.epoch ||
+          !(reader.context == held.context))
+        continue;
+      const bool is_equal = std::memcmp(tokens_.data() + slot * max_sequence_tokens_,
+                                        tokens_.data() + holder * max_sequence_tokens_,
+                                        static_cast<std::size_t>(end) * sizeof(token_id)) == 0;
+      if (is_equal) limit(reader, end);
+    }
+  }
 }
 
 template <class Traits>

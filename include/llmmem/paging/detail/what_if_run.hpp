@@ -7,12 +7,16 @@
 #include <llmmem/paging/detail/journal_format.hpp>
 #include <llmmem/paging/detail/journal_record.hpp>
 #include <llmmem/paging/errors.hpp>
+#include <llmmem/paging/hybrid_types.hpp>
 #include <llmmem/paging/journal_replay.hpp>
 #include <llmmem/paging/journal_types.hpp>
+#include <llmmem/paging/layer_group.hpp>
 #include <llmmem/paging/paged_types.hpp>
+#include <llmmem/paging/super_page_types.hpp>
 #include <llmmem/result.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -100,6 +104,7 @@ class what_if_run {
 
   /// An operation that was refused originally is skipped, because the engine reacted to the refusal.
   void apply(owned_record& then) {
+    release_dead(then);
     if (then.why.code != errc::ok) return;
     const journal_arguments& given = then.given;
     switch (then.op) {
@@ -135,6 +140,7 @@ class what_if_run {
         *passed_ = std::max(*passed_, given.number);
         return;
       case journal_op::append_batch:
+        if (grows_together(then)) return;
         for (const paging::growth& each : then.batch) {
           what_if_sequence* const grown = find(each.sequence);
           if (grown == nullptr) continue;
@@ -147,6 +153,33 @@ class what_if_run {
     }
   }
 
+  /// Over groups of layers, a step or a `shortage` first releases what no later token of its sequences reads,
+  /// even if blocks run short then: later operations may have got those blocks.
+  void release_dead([[maybe_unused]] const owned_record& then) {
+    if constexpr (is_hybrid) {
+      const error_code why = then.why.code;
+      if (why != errc::ok && why != errc::out_of_group_blocks && why != errc::deferred_full) return;
+      const auto release_of = [this](sequence_id id) noexcept {
+        const what_if_sequence* const of = find(id);
+        if (of == nullptr || of->is_skipped || !of->ahead.empty()) return;
+        std::array<group_shortage, max_layer_groups> lacks{};
+        static_cast<void>(cache_->shortage(of->now, 0, std::span(lacks).first(cache_->groups().size())));
+      };
+      switch (then.op) {
+        case journal_op::append:
+        case journal_op::extend:
+        case journal_op::shortage:
+          return release_of(then.given.sequence);
+        case journal_op::append_batch:
+        case journal_op::batch_shortage:
+          for (const paging::growth& each : then.batch)
+            release_of(each.sequence);
+          return;
+        default:
+          return;
+      }
+    }
+  }
   void apply(owned_record& then, what_if_sequence& which) {
     const journal_arguments& given = then.given;
     const bool ends = then.op == journal_op::release || then.op == journal_op::release_after;
@@ -334,6 +367,30 @@ class what_if_run {
     if (!tokens.empty()) kept(which, cache_->append(which.now, tokens));
   }
 
+  /// Over groups of layers, repeats a batch as a whole, because one growth leaves the pages that the others
+  /// need. Returns false, and has grown none, if a sequence holds other tokens than the original's, or if the
+  /// batch does not fit.
+  bool grows_together([[maybe_unused]] const owned_record& then) {
+    if constexpr (is_hybrid) {
+      batch_.clear();
+      for (const paging::growth& each : then.batch) {
+        const what_if_sequence* const grown = find(each.sequence);
+        if (grown == nullptr || grown->is_skipped) continue;
+        if (!grown->ahead.empty() || !grown->behind.empty()) return false;
+        batch_.push_back(each);
+        batch_.back().sequence = grown->now;
+      }
+      grown_.resize(batch_.size());
+      if (!cache_->append_batch(batch_, grown_, then.given.leave)) return false;
+      for (const paging::growth& each : then.batch) {
+        what_if_sequence* const grown = find(each.sequence);
+        if (grown != nullptr && !grown->is_skipped) grown->tokens += each.tokens.size() + each.unknown_tokens;
+      }
+      return true;
+    } else {
+      return false;
+    }
+  }
   void extend(what_if_sequence& which, std::uint64_t count) {
     if (which.is_skipped || count == 0) return;
     catch_up(which);
@@ -385,6 +442,8 @@ class what_if_run {
   std::vector<access_hint> hints_;
   bool resizes_;
   std::vector<group_copy> moves_;
+  std::vector<paging::growth> batch_;
+  std::vector<hybrid_append> grown_;
   std::uint64_t matches_ = 0;
   std::uint64_t sequences_ = 0;
   std::uint64_t skipped_ = 0;
