@@ -67,7 +67,7 @@ class unordered_sum {
       whole[i] = sum & 0xFFFF'FFFFU;
       carry = sum >> 32U;
     }
-    const double highest = static_cast<double>(carry << 32U | whole[digits - 1]);
+    const auto highest = static_cast<double>(carry << 32U | whole[digits - 1]);
     double sum = __builtin_ldexp(highest, exponent_of(digits - 1));
     for (std::size_t i = digits - 1; i-- > 0;)
       sum += __builtin_ldexp(static_cast<double>(whole[i]), exponent_of(i));

@@ -21,6 +21,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace llmmem {
@@ -67,11 +68,11 @@ template <transport T>
 class kv_handover {
  public:
   /// @param senders    the transport's rank of each layout in the plan's `from`, in order; `receivers` of its
-  ///   `to`. The plan is copied.
+  ///   `to`.
   /// @throws argument_error  for lists of other lengths than the plan's, ranks that the transport lacks, and
   ///   a rank on both sides, which copies its own shares with `pack` and `unpack`.
-  kv_handover(T& ranks, const paging::kv_split_plan& plan, std::span<const rank_id> senders,
-              std::span<const rank_id> receivers, const kv_handover_options& options = {});
+  kv_handover(T& ranks, paging::kv_split_plan plan, std::span<const rank_id> senders,
+              std::span<const rank_id> receivers, kv_handover_options options = {});
 
   /// Sends this rank's shares of a part, in the plan's order.
   result<void> send(const kv_handover_part& part, const kv_memory& memory, std::span<const block_id> blocks,
@@ -125,17 +126,17 @@ class kv_handover {
 };
 
 template <transport T>
-kv_handover<T>::kv_handover(T& ranks, const paging::kv_split_plan& plan, std::span<const rank_id> senders,
-                            std::span<const rank_id> receivers, const kv_handover_options& options)
+kv_handover<T>::kv_handover(T& ranks, paging::kv_split_plan plan, std::span<const rank_id> senders,
+                            std::span<const rank_id> receivers, kv_handover_options options)
     : ranks_(&ranks),
-      plan_(plan),
+      plan_(std::move(plan)),
       senders_(senders.begin(), senders.end()),
       receivers_(receivers.begin(), receivers.end()),
-      options_(options) {
+      options_(std::move(options)) {
   check_side(senders_, plan_.senders(), "senders");
   check_side(receivers_, plan_.receivers(), "receivers");
   for (const rank_id each : senders_) {
-    if (std::find(receivers_.begin(), receivers_.end(), each) != receivers_.end())
+    if (std::ranges::find(receivers_, each) != receivers_.end())
       throw argument_error(
           options_.name + ": rank " + std::to_string(to_index(each)) +
           " is on both sides; copy its own shares with pack() and unpack(), and leave it out");
@@ -144,9 +145,9 @@ kv_handover<T>::kv_handover(T& ranks, const paging::kv_split_plan& plan, std::sp
   for (const paging::kv_share& each : plan_.shares())
     largest = std::max(largest, plan_.token_bytes(each));
   const std::uint64_t bytes =
-      checked_add(checked_multiply(largest, options.max_tokens, "kv_handover: staging"), sizeof(trailer),
+      checked_add(checked_multiply(largest, options_.max_tokens, "kv_handover: staging"), sizeof(trailer),
                   "kv_handover: staging");
-  staging_ = {bytes, options.metadata, "kv_handover: staging"};
+  staging_ = {bytes, options_.metadata, "kv_handover: staging"};
 }
 
 template <transport T>

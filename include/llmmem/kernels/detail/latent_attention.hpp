@@ -209,8 +209,8 @@ class latent_attention_work {
         LLMMEM_UNROLL
         for (attention_floats& each : own[lane].sum[h]) {
           LLMMEM_UNROLL
-          for (unsigned e = 0; e < attention_pack; ++e)
-            each.of[e] = product_of(each.of[e], factor[lane]);
+          for (float& value : each.of)
+            value = product_of(value, factor[lane]);
         }
       });
     }

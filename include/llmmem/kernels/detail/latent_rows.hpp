@@ -200,8 +200,8 @@ struct latent_row {
   }
   const float factor = factor_at(plane, at, outer, pack);
   LLMMEM_UNROLL
-  for (unsigned i = 0; i < attention_pack; ++i)
-    out.of[i] = product_of(out.of[i], factor);
+  for (float& value : out.of)
+    value = product_of(value, factor);
   return out;
 }
 

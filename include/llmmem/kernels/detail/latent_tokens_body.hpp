@@ -132,8 +132,8 @@ class latent_tokens_work {
   [[nodiscard]] LLMMEM_HD static float largest_of(const attention_floats& values) noexcept {
     std::uint32_t most = 0;
     LLMMEM_UNROLL
-    for (unsigned i = 0; i < attention_pack; ++i) {
-      const std::uint32_t size = bits_of_float(values.of[i]) & 0x7FFF'FFFFU;
+    for (const float value : values.of) {
+      const std::uint32_t size = bits_of_float(value) & 0x7FFF'FFFFU;
       most = size > most ? size : most;
     }
     return float_of_bits(most);

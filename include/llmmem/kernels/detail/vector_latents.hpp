@@ -73,8 +73,8 @@ struct latent_share {
 };
 
 template <dtype Element, unsigned N>
-LLMMEM_LANES_INLINE void load_record(const std::byte* from,
-                                     float_lanes<N> (&to)[record_words(Element)]) noexcept {
+LLMMEM_LANES_INLINE void load_latents(const std::byte* from,
+                                      float_lanes<N> (&to)[record_words(Element)]) noexcept {
   if constexpr (is_record_code(Element)) {
     load_code_words<Element, N>(from, to);
   } else {
@@ -98,7 +98,7 @@ LLMMEM_LANES_INLINE void expand_part(const std::byte* from, const latent_part& o
       std::memcpy(rest, at, (of.elements - e) / words * 4);
       at = rest;
     }
-    load_record<Element, N>(at, x);
+    load_latents<Element, N>(at, x);
     float_lanes<N> scale{};
     if constexpr (is_record_code(Element)) load_lanes<N>(by_word + e / words, scale);
     LLMMEM_LANES_UNROLL

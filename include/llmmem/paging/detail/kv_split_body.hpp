@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -128,15 +129,15 @@ inline void kv_split_plan::add_shares(std::uint32_t to, std::uint32_t context_ra
 
 inline std::vector<kv_share> kv_split_plan::shares_from(std::uint32_t rank) const {
   std::vector<kv_share> all;
-  std::copy_if(shares_.begin(), shares_.end(), std::back_inserter(all),
-               [&](const kv_share& each) { return each.from == rank; });
+  std::ranges::copy_if(shares_, std::back_inserter(all),
+                       [&](const kv_share& each) { return each.from == rank; });
   return all;
 }
 
 inline std::vector<kv_share> kv_split_plan::shares_to(std::uint32_t rank) const {
   std::vector<kv_share> all;
-  std::copy_if(shares_.begin(), shares_.end(), std::back_inserter(all),
-               [&](const kv_share& each) { return each.to == rank; });
+  std::ranges::copy_if(shares_, std::back_inserter(all),
+                       [&](const kv_share& each) { return each.to == rank; });
   return all;
 }
 
@@ -193,7 +194,7 @@ inline result<void> kv_split_plan::check(side of, const kv_share& share, std::ui
   const auto refusal = [&](error_code code, std::uint64_t wanted, std::uint64_t found) {
     return failure{code, 0, wanted, found, name_.c_str()};
   };
-  if (std::find(shares_.begin(), shares_.end(), share) == shares_.end())
+  if (std::ranges::find(shares_, share) == shares_.end())
     return refusal(errc::out_of_range, share.from, from_.size() - 1);
   const kv_layout& layout = of == side::sender ? from_[share.from] : to_[share.to];
   if (layer >= layout.layers) return refusal(errc::out_of_range, layer, layout.layers - 1);
