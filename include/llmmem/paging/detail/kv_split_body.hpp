@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -129,15 +128,15 @@ inline void kv_split_plan::add_shares(std::uint32_t to, std::uint32_t context_ra
 
 inline std::vector<kv_share> kv_split_plan::shares_from(std::uint32_t rank) const {
   std::vector<kv_share> all;
-  std::ranges::copy_if(shares_, std::back_inserter(all),
-                       [&](const kv_share& each) { return each.from == rank; });
+  for (const kv_share& each : shares_)
+    if (each.from == rank) all.push_back(each);
   return all;
 }
 
 inline std::vector<kv_share> kv_split_plan::shares_to(std::uint32_t rank) const {
   std::vector<kv_share> all;
-  std::ranges::copy_if(shares_, std::back_inserter(all),
-                       [&](const kv_share& each) { return each.to == rank; });
+  for (const kv_share& each : shares_)
+    if (each.to == rank) all.push_back(each);
   return all;
 }
 
