@@ -127,6 +127,19 @@ latent_result attend(const latent_world& world, std::vector<std::byte>& cache, c
       {.rows = world.sequences.size(), .sequences = world.sequences.data(), .lengths = world.lengths.data()});
 }
 
+/// Merges parts, and returns how far an output of theirs is from the whole's at most. All are floats.
+double worst_of_merged(const latent_world& world, const attention_part_shape& shape,
+                       std::span<const attention_part> parts, const latent_result& whole) {
+  std::vector<std::byte> merged(world.out_bytes());
+  merge_attention(host_executor{}, shape, parts, merged_attention<>{.out = world.out_rows(merged.data())})
+      .value();
+  double worst = 0;
+  for (std::size_t i = 0; i < merged.size() / 4; ++i)
+    worst = std::max(worst, std::abs(static_cast<double>(world.number(merged, i)) -
+                                     static_cast<double>(world.number(whole.out, i))));
+  return worst;
+}
+
 /// The definition in doubles, over values in floats.
 std::vector<double> expected_row(const latent_world& world, const std::vector<float>& values, std::size_t row,
                                  std::uint32_t head) {
@@ -561,14 +574,7 @@ TEST_SUITE("latent_tokens") {
             .value();
         parts[i] = part;
       }
-      std::vector<std::byte> merged(world.out_bytes());
-      merge_attention(host_executor{}, shape, parts, merged_attention<>{.out = world.out_rows(merged.data())})
-          .value();
-      double worst = 0;
-      for (std::size_t i = 0; i < merged.size() / 4; ++i)
-        worst = std::max(worst, std::abs(static_cast<double>(world.number(merged, i)) -
-                                         static_cast<double>(world.number(whole.out, i))));
-      CHECK(worst < 2e-6);
+      CHECK(worst_of_merged(world, shape, parts, whole) < 2e-6);
       // A holder of all tokens.
       table_holder<host_executor, padded_table_view> holder(
           host_executor{}, world.tables(), memory_of(world, cache),
@@ -628,14 +634,7 @@ TEST_SUITE("latent_tokens") {
             .value();
         parts[rank] = part;
       }
-      std::vector<std::byte> merged(world.out_bytes());
-      merge_attention(host_executor{}, shape, parts, merged_attention<>{.out = world.out_rows(merged.data())})
-          .value();
-      double worst = 0;
-      for (std::size_t i = 0; i < merged.size() / 4; ++i)
-        worst = std::max(worst, std::abs(static_cast<double>(world.number(merged, i)) -
-                                         static_cast<double>(world.number(whole.out, i))));
-      CHECK(worst < 2e-6);
+      CHECK(worst_of_merged(world, shape, parts, whole) < 2e-6);
     }
   }
 
