@@ -23,6 +23,7 @@
 #include "support/journal_world.hpp"
 #include "support/kv_side.hpp"
 #include "support/random.hpp"
+#include "support/replayed_journal.hpp"
 #include "support/seeds.hpp"
 
 using namespace llmmem;
@@ -66,16 +67,7 @@ TEST_CASE("a replay over groups of layers gives the outcomes and the state of th
       kinds.insert(each.kind);
     for (int i = 0; i < 200; ++i)
       world.step();
-    world.cache().checkpoint();
-    REQUIRE(world.cache().recording());
-    const auto same = paging::replay(world.bytes(), hybrid_of);
-    if (same.divergence()) FAIL(same.divergence()->message());
-    CHECK(same.end().reason.empty());
-    CHECK(same.end().records == world.cache().records());
-    CHECK(same.end().offset == world.bytes().size());
-    CHECK(same.sequences().size() == world.cache().stats().sequences);
-    CHECK(state_of(same.cache(), same.sequences()) ==
-          state_of(world.cache().cache(), world.own(same.sequences())));
+    check_replay(world, hybrid_of);
     refused += world.refused();
     copies += world.copies();
   }

@@ -17,6 +17,7 @@
 #include "support/journal_world.hpp"
 #include "support/kv_side.hpp"
 #include "support/random.hpp"
+#include "support/replayed_journal.hpp"
 #include "support/seeds.hpp"
 
 using namespace llmmem;
@@ -32,16 +33,7 @@ std::uint64_t worlds_replay(std::uint64_t count) {
     journal_world<Traits> world(seed);
     for (int i = 0; i < 300; ++i)
       world.step();
-    world.cache().checkpoint();
-    REQUIRE(world.cache().recording());
-    const auto same = paging::replay(world.bytes(), cache_of<Traits>);
-    if (same.divergence()) FAIL(same.divergence()->message());
-    CHECK(same.end().reason.empty());
-    CHECK(same.end().records == world.cache().records());
-    CHECK(same.end().offset == world.bytes().size());
-    CHECK(same.sequences().size() == world.cache().stats().sequences);
-    CHECK(state_of(same.cache(), same.sequences()) ==
-          state_of(world.cache().cache(), world.own(same.sequences())));
+    check_replay(world, cache_of<Traits>);
     relieved += world.relieved();
   }
   return relieved;
