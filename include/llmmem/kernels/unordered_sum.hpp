@@ -9,9 +9,29 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 namespace llmmem {
 inline namespace v0 {
+
+namespace detail {
+
+/// Carries digits of 32 bits, so that equal sums have equal digits: each but the last is below 2^32.
+template <std::size_t N>
+[[nodiscard]] constexpr std::array<std::uint64_t, N> carried(
+    std::span<const std::uint64_t, N> digits) noexcept {
+  std::array<std::uint64_t, N> out{};
+  std::uint64_t carry = 0;
+  for (std::size_t i = 0; i < N; ++i) {
+    const std::uint64_t sum = digits[i] + carry;
+    out[i] = sum & 0xFFFF'FFFFU;
+    carry = sum >> 32U;
+  }
+  out[N - 1] += carry << 32U;
+  return out;
+}
+
+}  // namespace detail
 
 /// Adds floats, or their squares, as integers. So parts of a sum may be made by any threads and ranks, in any
 /// order, and joined by `merge`: the result has the same bits.
@@ -60,16 +80,9 @@ class unordered_sum {
   /// Returns the sum: within 2^-45 of the exact one, and equal for equal numbers in any order.
   [[nodiscard]] double value() const noexcept {
     if (base_ == is_nan) return std::numeric_limits<double>::quiet_NaN();
-    std::array<std::uint64_t, digits> whole{};  // each below 2^32, so that equal sums have equal digits
-    std::uint64_t carry = 0;
-    for (std::size_t i = 0; i < digits; ++i) {
-      const std::uint64_t sum = digits_[i] + carry;
-      whole[i] = sum & 0xFFFF'FFFFU;
-      carry = sum >> 32U;
-    }
-    const auto highest = static_cast<double>(carry << 32U | whole[digits - 1]);
-    double sum = __builtin_ldexp(highest, exponent_of(digits - 1));
-    for (std::size_t i = digits - 1; i-- > 0;)
+    const std::array<std::uint64_t, digits> whole = detail::carried(std::span(digits_));
+    double sum = 0;
+    for (std::size_t i = digits; i-- > 0;)
       sum += __builtin_ldexp(static_cast<double>(whole[i]), exponent_of(i));
     return sum;
   }

@@ -7,6 +7,7 @@
 #include <llmmem/comm/reduce_op.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/kernels/unordered_sum.hpp>
 #include <llmmem/result.hpp>
 
 #include <algorithm>
@@ -77,14 +78,8 @@ class gradient_norm {
   /// Returns the root of the sum, within 2^-50 of it; infinity if a gradient is not finite.
   [[nodiscard]] double value() const noexcept {
     if (!is_finite()) return std::numeric_limits<double>::infinity();
-    std::array<std::uint64_t, digits> whole{};  // each below 2^32, so that equal sums have equal digits
-    std::uint64_t carry = 0;
-    for (std::size_t i = 0; i < digits; ++i) {
-      const std::uint64_t sum = digits_[i] + carry;
-      whole[i] = sum & 0xFFFF'FFFFU;
-      carry = sum >> 32U;
-    }
-    whole[digits - 1] += carry << 32U;  // for sums above 2^278 the last digit has more than 32 bits
+    // For sums above 2^278 the last digit has more than 32 bits.
+    const std::array<std::uint64_t, digits> whole = detail::carried(std::span(digits_).first<digits>());
     double sum = 0;
     for (std::size_t i = digits; i-- > 0;)
       sum += __builtin_ldexp(static_cast<double>(whole[i]), static_cast<int>(32 * i) - 298);
