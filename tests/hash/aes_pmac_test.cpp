@@ -2,7 +2,9 @@
 
 #include <llmmem/hash/aes_pmac.hpp>
 #include <llmmem/hash/block_key.hpp>
+#include <llmmem/hash/chained_keys.hpp>
 #include <llmmem/hash/detail/aes.hpp>
+#include <llmmem/hash/siphash.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -105,7 +107,7 @@ TEST_CASE("pmac of AES by table is what its definition says, for any number of t
   std::mt19937_64 random(1);
   for (int seed = 0; seed < 4; ++seed) {
     const hash_seed secret{random(), random()};
-    const aes_pmac_128 hash(secret, false);
+    const aes_pmac_128 hash(secret, aes_path::table);
     const pmac_by_definition expected(secret);
     for (std::size_t n = 0; n <= 150; ++n) {
       const std::vector<token_id> tokens = random_tokens(n, random);
@@ -120,7 +122,7 @@ TEST_CASE("pmac of AES by table is what its definition says, for any number of t
 #if defined(LLMMEM_AES_INSTRUCTIONS)
 // Skipped on a processor without AES instructions: there they cannot be executed, and the hash uses the
 // table, which the test above compares with the definition.
-TEST_CASE("AES by instructions is AES by table" * doctest::skip(!detail::has_aes_instructions())) {
+TEST_CASE("AES by instructions is AES by table" * doctest::skip(!has_aes_path(aes_path::instructions))) {
   std::mt19937_64 random(2);
   for (int i = 0; i < 1'000; ++i) {
     const detail::aes_key key = detail::aes_expand({random(), random()});
@@ -131,15 +133,13 @@ TEST_CASE("AES by instructions is AES by table" * doctest::skip(!detail::has_aes
   }
 }
 
-// Skipped as the one above.
-TEST_CASE("pmac of AES gives the same keys by instructions and by table" *
-          doctest::skip(!detail::has_aes_instructions())) {
+void check_same_keys(aes_path path) {
   std::mt19937_64 random(3);
   for (int seed = 0; seed < 4; ++seed) {
     const hash_seed secret{random(), random()};
-    const aes_pmac_128 quick(secret, true);
-    const aes_pmac_128 portable(secret, false);
-    for (std::size_t n = 0; n <= 600; n += n < 70 ? 1 : 37) {
+    const aes_pmac_128 quick(secret, path);
+    const aes_pmac_128 portable(secret, aes_path::table);
+    for (std::size_t n = 0; n <= 600; n += n < 140 ? 1 : 37) {
       const std::vector<token_id> tokens = random_tokens(n, random);
       const block_key parent{random(), random()};
       CHECK(quick.chain(parent, tokens) == portable.chain(parent, tokens));
@@ -147,6 +147,18 @@ TEST_CASE("pmac of AES gives the same keys by instructions and by table" *
     const prefix_context context{.salt = {random(), random()}, .extra_keys = {random(), random()}};
     CHECK(quick.root(context) == portable.root(context));
   }
+}
+
+// Skipped as the one above.
+TEST_CASE("pmac of AES gives the same keys by instructions and by table" *
+          doctest::skip(!has_aes_path(aes_path::instructions))) {
+  check_same_keys(aes_path::instructions);
+}
+
+// Skipped on a processor without VAES and AVX-512: there the hash uses narrower instructions.
+TEST_CASE("pmac of AES gives the same keys by wide instructions and by table" *
+          doctest::skip(!has_aes_path(aes_path::wide_instructions))) {
+  check_same_keys(aes_path::wide_instructions);
 }
 #endif
 
@@ -158,5 +170,24 @@ TEST_CASE("pmac of AES reads tokens at any address") {
     const std::span part = std::span(tokens).subspan(from, 32);
     const std::vector<token_id> copy(part.begin(), part.end());
     CHECK(hash.chain({1, 2}, part) == hash.chain({1, 2}, copy));
+  }
+}
+
+TEST_CASE_TEMPLATE("chained keys are those of chain, for any number of tokens", Hash, aes_pmac_128,
+                   siphash13_128) {
+  static_assert(folding_block_hash<aes_pmac_128> && !folding_block_hash<siphash13_128>);
+  std::mt19937_64 random(5);
+  const Hash hash;
+  for (const std::size_t block_tokens : {1U, 3U, 16U, 100U}) {
+    for (std::size_t n = 0; n <= 5 * block_tokens; n += block_tokens / 2 + 1) {
+      const std::vector<token_id> tokens = random_tokens(n, random);
+      block_key expected{random(), random()};
+      std::size_t made = 0;
+      for (chained_keys keys(hash, expected, tokens, block_tokens); keys.has_next(); ++made) {
+        expected = hash.chain(expected, std::span(tokens).subspan(made * block_tokens, block_tokens));
+        CHECK(keys.next() == expected);
+      }
+      CHECK(made == n / block_tokens);
+    }
   }
 }

@@ -57,6 +57,17 @@ concept block_hash = std::constructible_from<H, hash_seed> && std::copyable<H> &
                        { hash.chain(parent, tokens) } noexcept -> std::same_as<block_key>;
                      };
 
+/// A hash whose `chain` is two steps, the first of which needs no parent: `chain(parent, fold(tokens))` is
+/// `chain(parent, tokens)`. `chained_keys` executes the first step for a block while the key of the block
+/// before it is being computed.
+template <class H>
+concept folding_block_hash =
+    block_hash<H> && requires(const H& hash, const block_key& parent, std::span<const token_id> tokens,
+                              const typename H::folded_tokens& folded) {
+      { hash.fold(tokens) } noexcept -> std::same_as<typename H::folded_tokens>;
+      { hash.chain(parent, folded) } noexcept -> std::same_as<block_key>;
+    };
+
 /// Returns a key for an id that already identifies a block's contents and all contents before it, such as a
 /// trace's `hash_ids`.
 ///

@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/hash/block_key.hpp>
+#include <llmmem/hash/chained_keys.hpp>
 #include <llmmem/paging/outside_keys.hpp>
 #include <llmmem/paging/paged_types.hpp>
 
@@ -62,10 +63,10 @@ class kv_chain {
   void append(const Cache& cache, std::span<const token_id> tokens) {
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
     tokens_told_ = tokens_.size();
-    block_key last = keys_.empty() ? paging::root_key(cache.hash(), context_, epoch_) : keys_.back();
-    for (std::size_t first = keys_.size() * chunk_tokens_; first + chunk_tokens_ <= tokens_.size();
-         first += chunk_tokens_)
-      keys_.push_back(last = cache.hash().chain(last, std::span(tokens_).subspan(first, chunk_tokens_)));
+    const block_key last = keys_.empty() ? paging::root_key(cache.hash(), context_, epoch_) : keys_.back();
+    const auto unkeyed = std::span<const token_id>(tokens_).subspan(keys_.size() * chunk_tokens_);
+    for (chained_keys next(cache.hash(), last, unkeyed, chunk_tokens_); next.has_next();)
+      keys_.push_back(next.next());
   }
 
   [[nodiscard]] std::span<const block_key> keys() const noexcept LLMMEM_LIFETIMEBOUND { return keys_; }

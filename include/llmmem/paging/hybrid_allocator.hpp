@@ -501,7 +501,8 @@ class hybrid_allocator {
   void visit_retiring(Visit&& visit) noexcept;
   void release_dead(std::uint32_t slot, std::uint64_t length) noexcept;
   result<void> let_go(std::uint32_t slot, std::span<const table_part> parts) noexcept;
-  [[nodiscard]] std::optional<place> next_place(record& sequence, std::span<const token_id> part) noexcept;
+  [[nodiscard]] std::optional<place> next_place(record& sequence, const block_key& key,
+                                                std::span<const token_id> part) noexcept;
   result<void> give_back(std::uint32_t slot, std::uint64_t keep) noexcept;
   [[nodiscard]] bool is_snapshot(std::uint32_t slot, std::size_t group, std::uint64_t block) const noexcept;
   [[nodiscard]] bool can_cut(std::uint32_t slot, std::size_t group, std::uint64_t tokens) const noexcept;

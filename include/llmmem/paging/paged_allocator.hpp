@@ -9,6 +9,7 @@
 #include <llmmem/eviction/lru.hpp>
 #include <llmmem/hash/aes_pmac.hpp>
 #include <llmmem/hash/block_key.hpp>
+#include <llmmem/hash/chained_keys.hpp>
 #include <llmmem/paging/block_pool.hpp>
 #include <llmmem/paging/compaction.hpp>
 #include <llmmem/paging/deferred_frees.hpp>
@@ -511,7 +512,7 @@ class paged_allocator {
   template <class HintAt>
   void ask_on(record& sequence, std::uint64_t end, HintAt&& hint_at) noexcept;
   void fill(std::uint32_t slot, std::uint64_t first, std::span<const token_id> tokens) noexcept;
-  void complete_block(std::uint32_t slot, std::span<const token_id> tokens) noexcept;
+  void complete_block(std::uint32_t slot, std::span<const token_id> tokens, const block_key& key) noexcept;
   void rewind_chain(std::uint32_t slot, std::uint64_t tokens) noexcept;
 
   [[nodiscard]] result<void> check_fresh(sequence_id sequence) const noexcept;

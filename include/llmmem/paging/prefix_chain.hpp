@@ -6,6 +6,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/hash/block_key.hpp>
+#include <llmmem/hash/chained_keys.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/outside_keys.hpp>
 #include <llmmem/paging/prefix_index.hpp>
@@ -61,10 +62,16 @@ class prefix_chain {
     return {null_block, paging::root_key(hash_, context, epoch)};
   }
 
-  /// Returns the position one chunk further, if it is known.
-  [[nodiscard]] std::optional<place> find(const place& at, std::span<const token_id> chunk,
+  /// Returns the keys of the chunks of `tokens` that follow `at`.
+  [[nodiscard]] chained_keys<Hash> keys_after(
+      const place& at, std::span<const token_id> tokens) const noexcept LLMMEM_LIFETIMEBOUND {
+    return {hash_, at.key, tokens, chunk_tokens_};
+  }
+
+  /// Returns the position one chunk further, if it is known. @pre `key` is that of the chunk after `at`.
+  [[nodiscard]] std::optional<place> find(const place& at, const block_key& key,
+                                          std::span<const token_id> chunk,
                                           const prefix_context& context) const noexcept {
-    const block_key key = hash_.chain(at.key, chunk);
     const auto found = index_.find(key);
     if (!found || !verification_.holds(*found, chunk, link(at.node), context)) return std::nullopt;
     return place{*found, key};
@@ -72,9 +79,10 @@ class prefix_chain {
 
   /// Returns the position one chunk further, and adds a node if it was not known; nothing if no node is free,
   /// or another chunk has the same key. Call `share` for a new node, or the next `release` removes it.
-  [[nodiscard]] std::optional<place> extend(const place& at, std::span<const token_id> chunk,
+  /// @pre `key` is that of the chunk after `at`.
+  [[nodiscard]] std::optional<place> extend(const place& at, const block_key& key,
+                                            std::span<const token_id> chunk,
                                             const prefix_context& context) noexcept {
-    const block_key key = hash_.chain(at.key, chunk);
     if (const auto found = index_.find(key)) {
       if (!verification_.holds(*found, chunk, link(at.node), context)) return std::nullopt;
       return place{*found, key};
@@ -96,9 +104,9 @@ class prefix_chain {
   }
 
   /// Whether `extend` would refuse because another chunk has the same key.
-  [[nodiscard]] bool collides(const place& at, std::span<const token_id> chunk,
+  [[nodiscard]] bool collides(const place& at, const block_key& key, std::span<const token_id> chunk,
                               const prefix_context& context) const noexcept {
-    return index_.find(hash_.chain(at.key, chunk)).has_value() && !find(at, chunk, context);
+    return index_.find(key).has_value() && !find(at, key, chunk, context);
   }
 
   /// Adds a holder to `node`, which also keeps all nodes before it. Has no effect on the root.

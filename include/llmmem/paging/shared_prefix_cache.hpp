@@ -7,6 +7,7 @@
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/hash/aes_pmac.hpp>
 #include <llmmem/hash/block_key.hpp>
+#include <llmmem/hash/chained_keys.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/paging/block_pool.hpp>
 #include <llmmem/paging/detail/shared_index.hpp>

@@ -17,9 +17,10 @@ typename hybrid_allocator<Traits>::hit hybrid_allocator<Traits>::longest_hit(
   paging::hit_scan scan(groups());
   hit best{.tokens = 0, .at = at};
   const std::uint64_t limit = tokens.size() < max_sequence_tokens_ ? tokens.size() : max_sequence_tokens_;
+  auto keys = chain_.keys_after(at, tokens);
   for (std::uint64_t end = chunk_tokens_; end <= limit && !scan.is_exhausted(); end += chunk_tokens_) {
     const auto part = tokens.subspan(static_cast<std::size_t>(end - chunk_tokens_), chunk_tokens_);
-    const auto next = chain_.find(at, part, context);
+    const auto next = chain_.find(at, keys.next(), part, context);
     if (!next) break;
     at = *next;
     for (std::size_t g = 0; g < group_count_; ++g) {
@@ -160,10 +161,10 @@ void hybrid_allocator<Traits>::for_each_cached(Visit&& visit) const {
 /// Returns the position after the next chunk; if the chain is full, evicts idle blocks to make space.
 template <class Traits>
 std::optional<typename hybrid_allocator<Traits>::place> hybrid_allocator<Traits>::next_place(
-    record& sequence, std::span<const token_id> part) noexcept {
+    record& sequence, const block_key& key, std::span<const token_id> part) noexcept {
   for (;;) {
-    const auto next = chain_.extend(sequence.at, part, sequence.context);
-    if (next || chain_.free() != 0 || chain_.collides(sequence.at, part, sequence.context)) return next;
+    const auto next = chain_.extend(sequence.at, key, part, sequence.context);
+    if (next || chain_.free() != 0 || chain_.collides(sequence.at, key, part, sequence.context)) return next;
     bool evicted = false;
     for (std::size_t g = 0; g < group_count_; ++g)
       evicted = pool_.evict_one(g, forget_evicted()) || evicted;
@@ -192,8 +193,12 @@ result<std::uint64_t> hybrid_allocator<Traits>::commit(sequence_id sequence, std
 template <class Traits>
 void hybrid_allocator<Traits>::commit_chunks(std::uint32_t slot, std::uint64_t written) noexcept {
   record& writer = records_[slot];
-  for (; writer.committed < written / chunk_tokens_; ++writer.committed) {
-    const auto next = next_place(writer, chunk(slot, writer.committed));
+  const std::uint64_t chunks = written / chunk_tokens_;
+  if (writer.committed >= chunks) return;
+  const auto new_tokens = static_cast<std::size_t>((chunks - writer.committed) * chunk_tokens_);
+  for (auto keys = chain_.keys_after(writer.at, {chunk(slot, writer.committed).data(), new_tokens});
+       writer.committed < chunks; ++writer.committed) {
+    const auto next = next_place(writer, keys.next(), chunk(slot, writer.committed));
     if (!next) break;
     chain_.share(next->node);
     chain_.release(writer.at.node);

@@ -343,28 +343,35 @@ result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uin
 template <class Traits>
 void paged_allocator<Traits>::fill(std::uint32_t slot, std::uint64_t first,
                                    std::span<const token_id> tokens) noexcept {
-  auto used = static_cast<std::size_t>(first % block_tokens_);
-  while (!tokens.empty()) {
+  const auto used = static_cast<std::size_t>(first % block_tokens_);
+  if (used != 0) {
     const auto part = static_cast<std::size_t>(detail::lesser(tokens.size(), block_tokens_ - used));
-    if (part == block_tokens_) {
-      complete_block(slot, tokens.first(part));
-    } else {
-      std::memcpy(tail(slot) + used, tokens.data(), part * sizeof(token_id));
-      if (used + part == block_tokens_) complete_block(slot, {tail(slot), block_tokens_});
+    std::memcpy(tail(slot) + used, tokens.data(), part * sizeof(token_id));
+    if (used + part == block_tokens_) {
+      const std::span<const token_id> block(tail(slot), block_tokens_);
+      complete_block(slot, block, hash_.chain(records_[slot].chain, block));
     }
-    used = 0;
     tokens = tokens.subspan(part);
   }
+  if (tokens.size() >= block_tokens_) {
+    const std::size_t whole = tokens.size() - tokens.size() % block_tokens_;
+    for (chained_keys keys(hash_, records_[slot].chain, tokens.first(whole), block_tokens_); keys.has_next();
+         tokens = tokens.subspan(block_tokens_))
+      complete_block(slot, tokens.first(block_tokens_), keys.next());
+  }
+  if (!tokens.empty()) std::memcpy(tail(slot), tokens.data(), tokens.size_bytes());
 }
 
+/// Records the tokens and the key of a sequence's next block, whose tokens are all known now.
 template <class Traits>
-void paged_allocator<Traits>::complete_block(std::uint32_t slot, std::span<const token_id> tokens) noexcept {
+void paged_allocator<Traits>::complete_block(std::uint32_t slot, std::span<const token_id> tokens,
+                                             const block_key& key) noexcept {
   record& sequence = records_[slot];
   const block_id block = row(slot)[sequence.keyed++];
-  sequence.chain = hash_.chain(sequence.chain, tokens);
+  sequence.chain = key;
   // A fork that was committed by keys may have cached the block while it was partial.
   if (index_.contains(block)) drop_contents(block);
-  index_.stage(sequence.chain, block);
+  index_.stage(key, block);
   verification_.store(block, tokens);
 }
 

@@ -81,13 +81,14 @@ void paged_allocator<Traits>::walk(std::span<const token_id> tokens, const prefi
   const auto part = [&](std::size_t i) noexcept { return tokens.subspan(i * block_tokens_, block_tokens_); };
   const std::size_t end = tokens.size() / block_tokens_;
   std::size_t made = 0;
-  block_key last = paging::root_key(hash_, context, epoch_);
+  chained_keys chain(hash_, paging::root_key(hash_, context, epoch_), tokens, block_tokens_);
   chain_link parent{};
   for (std::size_t i = 0; i < end; ++i) {
-    for (; made < end && made <= i + (i < most_ahead ? i : most_ahead - 1); ++made) {
-      last = hash_.chain(last, part(made));
-      index_.prefetch(last);
-      keys[made % most_ahead] = last;
+    const std::size_t until = detail::lesser(end, i + detail::lesser(i, most_ahead - 1) + 1);
+    for (; made < until; ++made) {
+      const block_key key = chain.next();
+      index_.prefetch(key);
+      keys[made % most_ahead] = key;
     }
     const block_key& key = keys[i % most_ahead];
     const auto found = index_.find(key);

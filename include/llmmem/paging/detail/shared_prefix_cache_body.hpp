@@ -122,11 +122,12 @@ shared_match shared_prefix_cache<Traits>::match(std::span<const token_id> tokens
   const auto part = [&](std::size_t i) noexcept { return tokens.subspan(i * block_tokens_, block_tokens_); };
   // Computes one key ahead: an exchange stops the processor's speculation, so the next search's data is
   // prefetched before it.
-  block_key key = limit == 0 ? block_key{} : hash_.chain(found.end.key, part(0));
+  chained_keys keys(hash_, found.end.key, tokens.first(limit * block_tokens_), block_tokens_);
+  block_key key = limit == 0 ? block_key{} : keys.next();
   for (std::size_t i = 0; i < limit; ++i) {
     block_key next{};
-    if (i + 1 < limit) {
-      next = hash_.chain(key, part(i + 1));
+    if (keys.has_next()) {
+      next = keys.next();
       index_.prefetch(next);
     }
     const block_id block = find_and_pin(key, part(i), found.end.block, context);
@@ -270,9 +271,10 @@ result<shared_commit> shared_prefix_cache<Traits>::commit(const chain_end& after
     }
   }
   failure why;
+  chained_keys keys(hash_, end.key, tokens.first(full * block_tokens_), block_tokens_);
   for (std::size_t i = 0; i < full; ++i) {
     const auto part = tokens.subspan(i * block_tokens_, block_tokens_);
-    const block_key key = hash_.chain(end.key, part);
+    const block_key key = keys.next();
     block_id holder = find_and_pin(key, part, end.block, end.context);
     if (holder == null_block) {
       const detail::shared_state seen = state(blocks[i]);

@@ -1,0 +1,73 @@
+/// @file
+/// `chained_keys`: the keys of a prompt's blocks, one after the other.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/hash/block_key.hpp>
+
+#include <cstddef>
+#include <span>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// Computes the keys of the blocks of a prompt, in order.
+///
+/// With a `folding_block_hash` it folds the tokens of the next block before it chains those of this one. The
+/// two do not depend on each other, so the processor executes them at the same time. Folding all tokens of a
+/// block immediately before its key would make one wait for the other.
+///
+/// @par Complexity   one `chain` for each key, and one `fold` more than keys.
+/// @par Thread safety   none; the hash and the tokens must outlive it.
+template <block_hash Hash>
+class chained_keys {
+ public:
+  /// @param parent  the key before the first block
+  /// @param tokens  any number; those after the last whole block are ignored
+  /// @pre `block_tokens` is at least 1.
+  chained_keys(const Hash& hash LLMMEM_LIFETIMEBOUND, const block_key& parent,
+               std::span<const token_id> tokens, std::size_t block_tokens) noexcept
+      : hash_(hash), last_(parent), tokens_(tokens), block_tokens_(block_tokens) {
+    if constexpr (folding_block_hash<Hash>) {
+      if (has_next()) folded_ = hash_.fold(block());
+    }
+  }
+
+  [[nodiscard]] bool has_next() const noexcept { return tokens_.size() >= block_tokens_; }
+
+  /// Returns the key of the next block. @pre has_next().
+  block_key next() noexcept {
+    if constexpr (folding_block_hash<Hash>) {
+      const auto now = folded_;
+      tokens_ = tokens_.subspan(block_tokens_);
+      if (has_next()) folded_ = hash_.fold(block());
+      last_ = hash_.chain(last_, now);
+    } else {
+      last_ = hash_.chain(last_, block());
+      tokens_ = tokens_.subspan(block_tokens_);
+    }
+    return last_;
+  }
+
+ private:
+  struct nothing {};
+  template <class H>
+  struct folded_by {
+    using type = nothing;
+  };
+  template <folding_block_hash H>
+  struct folded_by<H> {
+    using type = typename H::folded_tokens;
+  };
+
+  [[nodiscard]] std::span<const token_id> block() const noexcept { return tokens_.first(block_tokens_); }
+
+  const Hash& hash_;
+  block_key last_;
+  std::span<const token_id> tokens_;  // of the blocks without keys so far
+  std::size_t block_tokens_;
+  [[no_unique_address]] typename folded_by<Hash>::type folded_{};
+};
+
+}  // namespace v0
+}  // namespace llmmem
