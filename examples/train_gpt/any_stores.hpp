@@ -34,6 +34,7 @@ class any_state {
   /// on; null: no longer.
   virtual bool adds_gradients_to(llmmem::gradient_norm* norm) noexcept = 0;
   /// Adds the sums that all ranks have made of the elements that they own.
+  virtual void finish_sums() = 0;
   virtual void merge_sums(std::span<llmmem::unordered_sum> sums) = 0;
   [[nodiscard]] virtual work_share shared_by() const noexcept = 0;
   /// Gathers each rank's block of `all`, of those that share out the work.
@@ -74,6 +75,9 @@ class erased_state final : public any_state<typename Store::value_type> {
     return false;
   }
 
+  void finish_sums() override {
+    if constexpr (requires { store_->finish_sums(); }) store_->finish_sums();
+  }
   void merge_sums(std::span<llmmem::unordered_sum> sums) override {
     if constexpr (requires { store_->merge_sums(sums); }) store_->merge_sums(sums);
   }

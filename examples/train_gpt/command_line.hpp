@@ -81,9 +81,10 @@ struct parallel_options {
   std::size_t ranks = 0;       ///< 0: no ranks, one process keeps everything
   bool are_processes = false;  ///< processes joined by sockets; otherwise threads
   llmmem::zero_stage stage = llmmem::zero_stage::none;
-  std::uint32_t gather_ahead = 0;  ///< layers whose weights are gathered before they are used
-  llmmem::sharded_wires wires{};   ///< the form of their messages
-  bool keeps_secondary = false;    ///< the weights of the forward pass also stay in shards of each node
+  std::uint32_t gather_ahead = 0;    ///< layers whose weights are gathered before they are used
+  std::uint32_t sums_in_flight = 0;  ///< layers whose gradients are summed during the next layers' backward
+  llmmem::sharded_wires wires{};     ///< the form of their messages
+  bool keeps_secondary = false;      ///< the weights of the forward pass also stay in shards of each node
 };
 
 struct command_line {
@@ -164,6 +165,11 @@ class training_options {
            "depend on it")
         ->type_name("data|zero1|zero2|zero3");
     number("--gather-ahead", "layers whose weights zero3 gathers in advance, and has memory for", 0);
+    number(
+        "--sums-in-flight",
+        "layers whose gradients the ranks sum during the backward pass of the next ones; the optimizer then "
+        "runs after the backward pass",
+        0);
     app.add_option(
            "--wire", wire_,
            "the form in which ranks send gradients, and zero3 weights (default: plain): bfloat16 (bf16), "
@@ -313,6 +319,7 @@ class training_options {
     }
     if (all.parallel.gather_ahead != 0 && all.parallel.stage != zero_stage::weights)
       throw example::usage_error("--gather-ahead is of weights in shards; add --parallel zero3");
+    read_sums_in_flight(all);
     const std::size_t ranks = all.parallel.ranks;
     read_wires(all);
     if (ranks == 0) {
@@ -324,6 +331,19 @@ class training_options {
       throw example::usage_error(fmt::format("--ranks {} does not divide --batch {}; --batch {} would do",
                                              ranks, all.shape.batch, (all.shape.batch / ranks + 1) * ranks));
     }
+  }
+
+  void read_sums_in_flight(command_line& all) const {
+    all.parallel.sums_in_flight = static_cast<std::uint32_t>(count("--sums-in-flight", 0, 0, 1024));
+    if (all.parallel.sums_in_flight == 0) return;
+    if (all.parallel.ranks == 0) throw example::usage_error("--sums-in-flight is of ranks; add --ranks N");
+    if (update_ == "in_backward") {
+      throw example::usage_error(
+          "--sums-in-flight sums a layer's gradients while the next layer is computed, and --update "
+          "in_backward "
+          "needs them before; leave --update out");
+    }
+    all.update = update_time::after_backward;
   }
 
   void read_wires(command_line& all) const {

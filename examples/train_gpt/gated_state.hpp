@@ -43,6 +43,7 @@ class gated_state final : public any_state<float> {
   bool adds_gradients_to(llmmem::gradient_norm* norm) noexcept override {
     return store_->adds_gradients_to(norm);
   }
+  void finish_sums() override { store_->finish_sums(); }
   void merge_sums(std::span<llmmem::unordered_sum> sums) override { store_->merge_sums(sums); }
   [[nodiscard]] work_share shared_by() const noexcept override { return store_->shared_by(); }
   void gather_blocks(std::span<std::byte> all, std::span<const std::uint64_t> blocks) override {

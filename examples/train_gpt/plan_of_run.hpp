@@ -48,6 +48,7 @@ struct planned_run {
   run.plan = {.ranks = static_cast<std::uint32_t>(ranks),
               .zero = asked.parallel.stage,
               .gather_ahead = asked.parallel.gather_ahead,
+              .sums_in_flight = asked.parallel.sums_in_flight,
               .optimizer = asked.shape.optimizer,
               .update = asked.update == update_time::in_backward ? llmmem::optimizer_time::in_backward
                                                                  : llmmem::optimizer_time::after_backward,

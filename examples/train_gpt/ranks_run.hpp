@@ -77,6 +77,8 @@ template <class Layers, llmmem::transport Ranks>
   usage.peak_bytes = outcome.result.memory.tiers.front().peak_bytes;
   usage.peak_record_bytes = recorded.stats().peak_bytes;
   usage.rebuilds = recorded.stats().rebuilds;
+  usage.background_sums = layers.sum_stats().sums;
+  usage.sum_waits = layers.sum_stats().waits;
   if (tiers != nullptr) {
     const memory_report report = tiers->report(asked.steps);
     usage.tiers = static_cast<std::uint32_t>(report.tiers.size());
@@ -94,13 +96,16 @@ template <llmmem::transport Ranks>
                                          const corpus& text, std::FILE* notes) {
   using space = llmmem::host_space;
   const planned_run run = plan_run(asked);
+  const sharding how{.stage = asked.parallel.stage,
+                     .gather_ahead = asked.parallel.gather_ahead,
+                     .wires = asked.parallel.wires,
+                     .keeps_secondary = asked.parallel.keeps_secondary,
+                     .sums_in_flight = asked.parallel.sums_in_flight};
   worker_team team(run.threads);
   space kept({.budget = budget, .name = "state"});
   space workspace({.budget = budget, .name = "host"});
   if (asked.memory == memory_kind::plain) {
-    sharded_layers<float, space, Ranks> layers(kept, run.shape, ranks, asked.parallel.stage,
-                                               asked.parallel.gather_ahead, asked.parallel.wires,
-                                               asked.parallel.keeps_secondary);
+    sharded_layers<float, space, Ranks> layers(kept, run.shape, ranks, how);
     llmmem::memory_chunks<space> memory(workspace);
     erased_chunks<llmmem::memory_chunks<space>> records(memory);
     return train_over(asked, run, ranks, layers, records, team, kept, workspace, nullptr, text, notes);
@@ -109,9 +114,8 @@ template <llmmem::transport Ranks>
   tier_spaces spaces(asked.tiers, predicted.tiers.back().bytes);
   const auto tiers = open_tiers(spaces, asked.tiers.schedule, predicted.largest_lease_bytes);
   const progress_beside_computing beside(team, tiers->chunks());
-  sharded_layers<float, space, Ranks, llmmem::leased_pieces<chunk_store>> layers(
-      kept, tiers->chunks(), run.shape, ranks, asked.parallel.stage, asked.parallel.gather_ahead,
-      asked.parallel.wires, asked.parallel.keeps_secondary);
+  sharded_layers<float, space, Ranks, llmmem::leased_pieces<chunk_store>> layers(kept, tiers->chunks(),
+                                                                                 run.shape, ranks, how);
   return train_over(asked, run, ranks, layers, tiers->chunks(), team, kept, workspace, tiers.get(), text,
                     notes);
 }

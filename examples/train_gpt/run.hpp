@@ -70,6 +70,8 @@ struct rank_usage {
   std::uint64_t bytes_sent = 0;         ///< of messages, in all of the run
   std::uint64_t peak_record_bytes = 0;  ///< of activations at once, in any tier
   std::uint64_t rebuilds = 0;           ///< recomputed records
+  std::uint64_t background_sums = 0;    ///< of gradients, with `--sums-in-flight`
+  std::uint64_t sum_waits = 0;          ///< those that the rank had to wait for
   std::uint32_t tiers = 0;              ///< tiers that held its state; 0: plain memory
   std::array<std::uint64_t, 3> tier_peak_bytes{};
   predicted_usage predicted{};
@@ -183,9 +185,9 @@ namespace detail {
   for (const rank_usage& each : result.ranks) {
     ranks += fmt::format(
         R"({}{{"kept_state_bytes": {}, "peak_state_bytes": {}, "peak_bytes": {}, "bytes_sent": {}, )"
-        R"("peak_record_bytes": {}, "rebuilds": {}, "tier_peak_bytes": {}, "predicted": {}}})",
+        R"("peak_record_bytes": {}, "rebuilds": {}, "background_sums": {}, "sum_waits": {}, "tier_peak_bytes": {}, "predicted": {}}})",
         ranks.empty() ? "" : ", ", each.kept_state_bytes, each.peak_state_bytes, each.peak_bytes,
-        each.bytes_sent, each.peak_record_bytes, each.rebuilds,
+        each.bytes_sent, each.peak_record_bytes, each.rebuilds, each.background_sums, each.sum_waits,
         detail::json_list(each.tier_peak_bytes, each.tiers), detail::to_json(each.predicted));
   }
   ranks = ranks.empty() ? R"(, "predicted": )" + detail::to_json(result.predicted)

@@ -10,6 +10,7 @@
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/sharded_state.hpp>
+#include <llmmem/sharding/background_sums.hpp>
 #include <llmmem/sharding/element_runs.hpp>
 #include <llmmem/sharding/gather_schedule.hpp>
 #include <llmmem/sharding/hierarchical_zero.hpp>
@@ -39,6 +40,19 @@
 
 namespace train_gpt {
 
+/// What each rank keeps and sends. Equal on all ranks.
+struct sharding {
+  llmmem::zero_stage stage = llmmem::zero_stage::none;
+  /// How many reads before its own a layer's weights are gathered; none if all ranks have them complete.
+  std::uint32_t gather_ahead = 0;
+  llmmem::sharded_wires wires{};  ///< the form of the messages of gathered weights and of summed gradients
+  /// Whether the backward pass gathers weights within a node, from shards of what the forward pass gathered:
+  /// with `wires.node_ranks`, sharded weights and no gathers ahead.
+  bool keeps_secondary = false;
+  /// How many layers' gradients are summed while the backward pass computes others; 0: it waits for each.
+  std::uint32_t sums_in_flight = 0;
+};
+
 /// One rank's part of everything, at a stage of ZeRO; `zero_stage::none` is plain data parallelism. Each rank
 /// has its own batches; after a layer's backward pass its gradients are the mean of all ranks', summed in the
 /// order of ranks.
@@ -54,9 +68,10 @@ namespace train_gpt {
 /// of all ranks.
 ///
 /// With `gather_ahead`, a separate thread gathers weights in advance, while the caller computes with other
-/// layers. That thread then sends all messages of a step; between steps no message is in flight, and the
-/// transport is free for other uses. Weights read in addition to those of `step_schedule` are gathered on
-/// demand.
+/// layers. With `sums_in_flight`, it also sums gradients while the caller computes those of the layers
+/// before; `finish_sums` ends the backward pass. That thread then sends all messages of a step; between steps
+/// no message is in flight, and the transport is free for other uses. Weights read in addition to those of
+/// `step_schedule` are gathered on demand.
 ///
 /// With a store of chunks, the rank's state is stored there between operations, for example in tiers.
 /// Gathered data and buffers of sums always come from the space.
@@ -73,46 +88,35 @@ class sharded_layers {
   static constexpr bool leases_stay = Pieces::is_resident;
 
   /// Transport and space outlive it.
-  /// @param gather_ahead  how many reads before its own a layer's weights are gathered; none if all ranks
-  ///                      have them complete. Equal on all ranks.
-  /// @param wires  the form of the messages of gathered weights and of summed gradients. Equal on all ranks.
-  /// @param keeps_secondary  whether the backward pass gathers weights within a node, from shards of what the
-  ///                         forward pass gathered; with `wires.node_ranks`, sharded weights and no gathers
-  ///                         ahead. Equal on all ranks.
   /// @throws the exceptions of `sharded_state`'s constructors; `std::system_error` if no thread can start.
-  sharded_layers(Space& space, const gpt_shape& shape, Ranks& ranks, llmmem::zero_stage stage,
-                 std::uint32_t gather_ahead = 0, const llmmem::sharded_wires& wires = {},
-                 bool keeps_secondary = false)
+  sharded_layers(Space& space, const gpt_shape& shape, Ranks& ranks, const sharding& how)
     requires(Pieces::is_resident)
       : ranks_(&ranks),
-        stage_(stage),
+        stage_(how.stage),
         facts_(layer_catalogue(shape, sizeof(T))),
-        weights_(of(llmmem::state_kind::weights), facts_, ranks, space, of_weights(wires)),
-        gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, of_gradients(wires)) {
+        weights_(of(llmmem::state_kind::weights), facts_, ranks, space, of_weights(how.wires)),
+        gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, of_gradients(how.wires)) {
     make_optimizer_state(shape, space);
-    plan_gathers_ahead(shape, gather_ahead);
-    if (keeps_secondary) secondary_.emplace(facts_, ranks, space, wires.node_ranks);
+    plan_messages(space, shape, how);
   }
   /// The same over chunks.
   template <class Store>
     requires std::same_as<Pieces, llmmem::leased_pieces<Store>>
-  sharded_layers(Space& space, Store& chunks, const gpt_shape& shape, Ranks& ranks, llmmem::zero_stage stage,
-                 std::uint32_t gather_ahead = 0, const llmmem::sharded_wires& wires = {},
-                 bool keeps_secondary = false)
+  sharded_layers(Space& space, Store& chunks, const gpt_shape& shape, Ranks& ranks, const sharding& how)
       : ranks_(&ranks),
-        stage_(stage),
+        stage_(how.stage),
         facts_(layer_catalogue(shape, sizeof(T))),
-        weights_(of(llmmem::state_kind::weights), facts_, ranks, space, chunks, of_weights(wires)),
-        gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, chunks, of_gradients(wires)),
+        weights_(of(llmmem::state_kind::weights), facts_, ranks, space, chunks, of_weights(how.wires)),
+        gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, chunks, of_gradients(how.wires)),
         chunks_(step_bounds::of(chunks)) {
     make_optimizer_state(shape, space, chunks);
-    plan_gathers_ahead(shape, gather_ahead);
-    if (keeps_secondary) secondary_.emplace(facts_, ranks, space, wires.node_ranks);
+    plan_messages(space, shape, how);
   }
 
   [[nodiscard]] std::span<T> acquire(layer_id layer, state_kind kind, lease_mode mode) {
     throw_what_failed();
     const llmmem::tensor_id tensor{to_index(layer)};
+    if (kind == state_kind::gradients && mode == lease_mode::read) finish_sums();
     if (kind == state_kind::weights && mode == lease_mode::read) return as_values(whole_weights_of(tensor));
     if (kind == state_kind::gradients && mode == lease_mode::write) {
       whole_gradients_ = gradients_.allocate_whole({&tensor, 1}).value();
@@ -197,6 +201,14 @@ class sharded_layers {
     chunks_.end();
   }
 
+  /// Waits until the gradients of all layers are the means of all ranks'.
+  void finish_sums() {
+    if (!sums_) return;
+    const auto done = sums_->finish(to_means());
+    if (!done) failed_ = done;
+    throw_what_failed();
+  }
+
   /// Adds the means of the gradients that this rank owns to `norm`, as they are summed; null: no longer.
   bool adds_gradients_to(llmmem::gradient_norm* norm) noexcept {
     norm_ = norm;
@@ -226,6 +238,10 @@ class sharded_layers {
     }).value();
   }
 
+  /// The sums in the background: nothing without `sums_in_flight`.
+  [[nodiscard]] llmmem::background_sums_stats sum_stats() const noexcept {
+    return sums_ ? sums_->stats() : llmmem::background_sums_stats{};
+  }
   /// The gathers ahead: nothing without `gather_ahead`.
   [[nodiscard]] llmmem::gather_schedule_stats gather_stats() const noexcept {
     return schedule_ ? schedule_->stats() : llmmem::gather_schedule_stats{};
@@ -305,14 +321,24 @@ class sharded_layers {
                                                                             : "variance"});
     }
   }
+  /// Prepares what runs on the communicating thread, and the secondary shards.
+  void plan_messages(Space& space, const gpt_shape& shape, const sharding& how) {
+    const bool gathers_ahead = stage_ == llmmem::zero_stage::weights && how.gather_ahead != 0;
+    if (gathers_ahead || how.sums_in_flight != 0) queue_.emplace();
+    if (gathers_ahead) plan_gathers_ahead(shape, how.gather_ahead);
+    if (how.sums_in_flight != 0) {
+      const bool is_complete = stage_ == llmmem::zero_stage::none;
+      sums_.emplace(gradients_, *queue_, how.sums_in_flight,
+                    is_complete ? llmmem::sum_holders::all : llmmem::sum_holders::owners);
+    }
+    if (how.keeps_secondary) secondary_.emplace(facts_, *ranks_, space, how.wires.node_ranks);
+  }
   void plan_gathers_ahead(const gpt_shape& shape, std::uint32_t gather_ahead) {
-    if (stage_ != llmmem::zero_stage::weights || gather_ahead == 0) return;
     reads_ = weight_reads(shape);
     next_read_ = reads_.size();  // until a step begins
     std::vector<std::vector<llmmem::tensor_id>> layers;
     for (std::uint32_t i = 0; i < facts_.size(); ++i)
       layers.push_back({llmmem::tensor_id{i}});
-    queue_.emplace();
     schedule_.emplace(weights_, *queue_, std::move(layers), reads_,
                       plan_weight_gathers(facts_, reads_, gather_ahead));
   }
@@ -401,7 +427,9 @@ class sharded_layers {
     try {
       const bool is_complete = stage_ == llmmem::zero_stage::none;
       llmmem::result<void> done;
-      if (kind == state_kind::gradients) {
+      if (kind == state_kind::gradients && sums_) {
+        done = sums_->begin(std::move(whole_gradients_), llmmem::sum_f32, to_means());
+      } else if (kind == state_kind::gradients) {
         done = talk([&] {
           return is_complete ? gradients_.all_reduce(whole_gradients_, llmmem::sum_f32)
                              : gradients_.reduce_scatter(whole_gradients_, llmmem::sum_f32);
@@ -417,6 +445,12 @@ class sharded_layers {
     }
   }
 
+  [[nodiscard]] auto to_means() {
+    return [this](std::span<const llmmem::tensor_id> summed) {
+      for (const llmmem::tensor_id each : summed)
+        divide(each);
+    };
+  }
   /// Divides the sum, to give the mean.
   void divide(llmmem::tensor_id tensor) {
     const auto ranks = static_cast<T>(to_number(ranks_->world()));
@@ -449,12 +483,13 @@ class sharded_layers {
   llmmem::gradient_norm* norm_ = nullptr;
   llmmem::collective_call merging_{};
 
-  // For gathers ahead, which end before the state that they gather.
+  // For gathers ahead and sums in flight, which end before the states that they are of.
   std::vector<std::uint32_t> reads_{};  // the layers of a step's plan
   std::size_t next_read_ = 0;           // past the end between steps
   std::optional<llmmem::operation_queue> queue_{};
   std::optional<llmmem::gather_schedule<state>> schedule_{};
   typename llmmem::gather_schedule<state>::lease planned_weights_{};
+  std::optional<llmmem::background_sums<state>> sums_{};
 };
 
 }  // namespace train_gpt

@@ -86,6 +86,7 @@ class trainer {
   double forward_backward(const token_batch& batch) {
     const double loss = forward(batch, [](saved_activations<Activations>& record) { record.keep(); });
     backward(batch, [](layer_id) {});
+    if constexpr (requires { state_->finish_sums(); }) state_->finish_sums();
     return loss;
   }
 

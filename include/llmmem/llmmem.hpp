@@ -249,6 +249,7 @@
 #include <llmmem/schedule/timeline_span.hpp>
 #include <llmmem/schedule/trace.hpp>
 #include <llmmem/schedule/use_forecast.hpp>
+#include <llmmem/sharding/background_sums.hpp>
 #include <llmmem/sharding/balance.hpp>
 #include <llmmem/sharding/concepts.hpp>
 #include <llmmem/sharding/element_runs.hpp>

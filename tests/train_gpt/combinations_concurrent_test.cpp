@@ -55,6 +55,7 @@ const std::vector<feature>& features() {
         {"--wire", "zeropp", "--node-ranks", "1"}}},
       {"clip", {{}, {"--clip-norm", "0.25"}}},
       {"scale", {{}, {"--loss-scale", "1024", "--loss-scale-interval", "1"}}},
+      {"sums", {{}, {"--sums-in-flight", "1"}, {"--sums-in-flight", "3"}}},
   };
   return all;
 }

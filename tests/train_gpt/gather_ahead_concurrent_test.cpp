@@ -57,8 +57,8 @@ std::vector<rank_end> train(std::uint32_t world, std::uint32_t ahead, update_tim
       llmmem::host_space kept({.budget = std::uint64_t{1} << 30, .name = "state"});
       llmmem::host_space host({.budget = std::uint64_t{1} << 30, .name = "host"});
       worker_team team(1);
-      sharded_layers<float, llmmem::host_space, decltype(ranks)> state(kept, mine, ranks,
-                                                                       llmmem::zero_stage::weights, ahead);
+      sharded_layers<float, llmmem::host_space, decltype(ranks)> state(
+          kept, mine, ranks, {.stage = llmmem::zero_stage::weights, .gather_ahead = ahead});
       host_activations<float, llmmem::host_space> activations(host, mine);
       gpt<float, llmmem::host_space> model(mine, team, host);
       trainer training(model, team, state, activations, adam_options{}, when);

@@ -292,7 +292,8 @@ void train_three(zero_stage stage, std::uint32_t ahead, std::uint64_t budget, st
       try {
         llmmem::host_space host({.budget = std::uint64_t{1} << 30, .name = "host"});
         worker_team team(1);
-        sharded_layers<float, llmmem::host_space, decltype(ranks)> state(kept, mine, ranks, stage, ahead);
+        sharded_layers<float, llmmem::host_space, decltype(ranks)> state(
+            kept, mine, ranks, {.stage = stage, .gather_ahead = ahead});
         failing_activations activations(host, mine, seat == 1 ? fails_in : ~std::uint64_t{0});
         gpt<float, llmmem::host_space> model(mine, team, host);
         // Other optimizers send messages of their own, also between the failing calls.
@@ -335,7 +336,8 @@ TEST_CASE(
         llmmem::communicator ranks(end);
         ranks.join(ranks.after(10'000'000'000)).value();
         llmmem::host_space kept({.budget = std::uint64_t{1} << 30, .name = "state"});
-        sharded_layers<float, llmmem::host_space, decltype(ranks)> state(kept, shape, ranks, stage);
+        sharded_layers<float, llmmem::host_space, decltype(ranks)> state(kept, shape, ranks,
+                                                                         {.stage = stage});
         using store = decltype(state);
         const layer_id layer = shape.layer(1);
         {
@@ -464,8 +466,8 @@ std::vector<guarded_end> train_guarded(zero_stage stage, std::uint32_t ahead,
       ranks.join(ranks.after(10'000'000'000)).value();
       llmmem::host_space host({.budget = std::uint64_t{1} << 30, .name = "host"});
       worker_team team(1);
-      sharded_layers<float, llmmem::host_space, decltype(ranks)> state(host, mine, ranks, stage, ahead,
-                                                                       wires);
+      sharded_layers<float, llmmem::host_space, decltype(ranks)> state(
+          host, mine, ranks, {.stage = stage, .gather_ahead = ahead, .wires = wires});
       overflowing_activations activations(host, mine);
       gpt<float, llmmem::host_space> model(mine, team, host);
       trainer inner(model, team, state, activations);

@@ -45,6 +45,7 @@ TEST_CASE("a rank leases the chunks of its plan's trace, in order") {
         asked.recompute.kind = again;
         asked.update = world == 2 ? update_time::after_backward : update_time::in_backward;
         asked.parallel = {.ranks = world, .stage = stage};
+        if (world == 2 && again != recompute_kind::none) asked.parallel.sums_in_flight = 1;
         const planned_run run = plan_run(asked);
         const corpus text("tiny", llmmem_tests::tiny_text(2000), asked.shape);
         llmmem::thread_network net(static_cast<std::uint32_t>(world));
@@ -61,7 +62,8 @@ TEST_CASE("a rank leases the chunks of its plan's trace, in order") {
             schedule_type schedule(buffer, {.links = {{.bytes_per_second = 1'000'000'000}}});
             erased_chunks<schedule_type> chunks(schedule);
             sharded_layers<float, llmmem::host_space, decltype(ranks), llmmem::leased_pieces<chunk_store>>
-                state(space, static_cast<chunk_store&>(chunks), run.shape, ranks, stage);
+                state(space, static_cast<chunk_store&>(chunks), run.shape, ranks,
+                      {.stage = stage, .sums_in_flight = asked.parallel.sums_in_flight});
             recorded_activations<float> activations(chunks, run.records.forms);
             worker_team team(1);
             gpt<float, llmmem::host_space> model(run.shape, team, space);

@@ -261,6 +261,8 @@ class sharded_state {
   /// Holds the pieces of a scope at their addresses, so that an operation on them may run on a thread other
   /// than their buffer's. Costs nothing if pieces are resident.
   [[nodiscard]] result<hold_type> hold(std::span<const tensor_id> scope, access_mode mode);
+  /// The same for the pieces that a sum of the scope writes.
+  [[nodiscard]] result<hold_type> hold_for_sum(std::span<const tensor_id> scope);
   /// Discards the contents of a piece: pieces in tiers need not be kept, and the next writer writes all of
   /// it. Does nothing if pieces are resident. `errc::no_such_tensor`, `errc::chunk_leased`.
   result<void> discard(tensor_id tensor);
@@ -339,6 +341,9 @@ class sharded_state {
   /// As `hold`, and notes the addresses for the operation that begins. A failure ends the operation for all
   /// ranks.
   [[nodiscard]] result<hold_type> begin(std::span<const tensor_id> scope, access_mode mode) const;
+  /// Holds the pieces that a sum writes, and calls `visit(index of the tensor, address)` for each.
+  template <class Visit>
+  [[nodiscard]] result<hold_type> hold_owned(std::span<const tensor_id> scope, const Visit& visit);
   [[nodiscard]] std::byte* address(tensor_id tensor) const noexcept { return addresses_[to_index(tensor)]; }
   [[nodiscard]] bool has_all(tensor_id tensor) const noexcept {
     return local_[to_index(tensor)].elements() == facts_[to_index(tensor)].shape.elements();

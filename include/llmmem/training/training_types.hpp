@@ -70,6 +70,9 @@ struct training_plan {
   std::uint32_t ranks = 1;             ///< ranks that share each batch
   zero_stage zero = zero_stage::none;  ///< the parts of the state that each rank keeps in shards
   std::uint32_t gather_ahead = 0;      ///< layers whose weights are gathered ahead of their use, with stage 3
+  /// Layers whose gradients are summed during the backward passes of the next ones (`background_sums`), with
+  /// an optimizer that runs after them.
+  std::uint32_t sums_in_flight = 0;
   std::vector<std::uint64_t> tiers{};  ///< budgets above the last tier, the fastest first; none: plain memory
   std::uint64_t granularity = 4096;    ///< of chunks in tiers
   /// Moments of `adamw` and `sgd` have a weight's width; those of the other forms have their own

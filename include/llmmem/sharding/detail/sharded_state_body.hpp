@@ -111,6 +111,31 @@ result<held_pieces_of<Pieces>> sharded_state<Partition, Transport, Space, Pieces
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
+result<held_pieces_of<Pieces>> sharded_state<Partition, Transport, Space, Pieces>::hold_for_sum(
+    std::span<const tensor_id> scope) {
+  if (auto fits = check(scope); !fits) return fits.error();
+  return hold_owned(scope, [](std::size_t, std::byte*) noexcept {});
+}
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
+  requires(Space::is_host_accessible)
+template <class Visit>
+result<held_pieces_of<Pieces>> sharded_state<Partition, Transport, Space, Pieces>::hold_owned(
+    std::span<const tensor_id> scope, const Visit& visit) {
+  hold_type held(pieces_);
+  for (const tensor_id each : scope) {
+    const std::size_t at = to_index(each);
+    if (owned_[at].empty()) continue;
+    const bool is_all = owned_[at].elements() == local_[at].elements();
+    const auto had = held.add(each, is_all ? access_mode::write : access_mode::read_write);
+    if (!had) return had.error();
+    visit(at, *had);
+  }
+  return result<hold_type>(std::move(held));
+}
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
+  requires(Space::is_host_accessible)
 result<held_pieces_of<Pieces>> sharded_state<Partition, Transport, Space, Pieces>::begin(
     std::span<const tensor_id> scope, access_mode mode) const {
   hold_type held(pieces_);
@@ -392,17 +417,11 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reduce_scatter(
     if (facts.bytes() != contribution[i].size())
       return refuse(errc::size_mismatch, to_index(scope[i]), facts.bytes(), contribution[i].size());
   }
-  hold_type held(pieces_);
-  for (const tensor_id each : scope) {
-    const std::size_t at = to_index(each);
-    if (owned_[at].empty()) continue;
-    const bool is_all = owned_[at].elements() == local_[at].elements();
-    const auto had = held.add(each, is_all ? access_mode::write : access_mode::read_write);
-    if (!had) {
-      if (world > 1) ranks_->revoke();
-      return had.error();
-    }
-    addresses_[at] = *had;
+  const auto held =
+      hold_owned(scope, [this](std::size_t at, std::byte* piece) noexcept { addresses_[at] = piece; });
+  if (!held) {
+    if (world > 1) ranks_->revoke();
+    return held.error();
   }
   ++stats_.reduces.calls;
   if (world > 1 && !options_.wires.has_plain_sums()) return sum_wired(scope, contribution, op);

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <deque>
 #include <optional>
 #include <string>
 
@@ -46,6 +47,8 @@ class step_writer {
       backward(layer);
       if (plan_->update == optimizer_time::in_backward) update(layer);
     }
+    while (!in_flight_.empty())
+      finish_sum();
     for (std::size_t layer = 0; layer < layers && plan_->update == optimizer_time::after_backward; ++layer)
       update(layer);
     return recorder_.freeze();
@@ -107,13 +110,17 @@ class step_writer {
         acquire(records_[layer], access_mode::read);
       }
     }
-    if (shares_.is_gathered(layer, state_kind::gradients)) {
-      recorder_.compute(it.backward_ns);
+    const bool is_gathered = shares_.is_gathered(layer, state_kind::gradients);
+    if (!is_gathered) acquire(pieces_[gradients][layer], access_mode::write);
+    recorder_.compute(it.backward_ns);
+    if (plan_->sums_in_flight != 0) {
+      if (in_flight_.size() == plan_->sums_in_flight) finish_sum();
+      if (is_gathered) acquire(pieces_[gradients][layer], access_mode::write);
+      in_flight_.push_back(layer);
+    } else if (is_gathered) {
       if (shares_.owned(layer) != 0) touch(pieces_[gradients][layer], access_mode::write);
       touch(pieces_[gradients][layer], access_mode::read_write);  // the sum becomes the mean
     } else {
-      acquire(pieces_[gradients][layer], access_mode::write);
-      recorder_.compute(it.backward_ns);
       release(pieces_[gradients][layer]);
     }
     if (has_record) {
@@ -121,6 +128,11 @@ class step_writer {
       discard(records_[layer]);
       end_reading_weights(layer);
     }
+  }
+  /// The oldest sum in flight becomes the mean, and its piece need not be held any longer.
+  void finish_sum() {
+    release(pieces_[gradients][in_flight_.front()]);
+    in_flight_.pop_front();
   }
   void update(std::size_t layer) {
     acquire(pieces_[gradients][layer], access_mode::read);
@@ -143,6 +155,7 @@ class step_writer {
   std::array<std::vector<chunk>, 5> pieces_{};
   std::vector<chunk> records_{};
   std::vector<chunk> kept_{};
+  std::deque<std::size_t> in_flight_{};  // layers
 };
 
 /// Adds bytes, of which a plan may have too many.
@@ -189,25 +202,36 @@ inline void add_bytes(std::uint64_t& to, std::uint64_t more, const char* what) {
 [[nodiscard]] inline predicted_bytes gathered_at_once(const training_plan& plan,
                                                       const rank_shares_of& shares) {
   std::uint64_t most = 0;
-  std::uint64_t most_sum = 0;       // gradients and the messages of their sum
+  std::uint64_t most_sum = 0;  // gradients and the messages of their sum
+  std::uint64_t most_gradients = 0;
+  std::uint64_t most_sum_messages = 0;
   std::uint64_t most_messages = 0;  // of a gather
   constexpr const char* what = "training_plan: bytes of gathered layers";
   std::vector<std::uint64_t> wholes;
   for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
     const std::uint64_t whole = plan.memory.taken(shares.whole(layer));
     const std::uint64_t weights = shares.is_gathered(layer, state_kind::weights) ? whole : 0;
-    const std::uint64_t sum = checked_add(shares.is_gathered(layer, state_kind::gradients) ? whole : 0,
-                                          plan.memory.taken(shares.sum_bytes(layer)), what);
+    const std::uint64_t gradients = shares.is_gathered(layer, state_kind::gradients) ? whole : 0;
+    const std::uint64_t sum_messages = plan.memory.taken(shares.sum_bytes(layer));
+    const std::uint64_t sum = checked_add(gradients, sum_messages, what);
     // The embedding's gradients are made without its weights.
     const std::uint64_t messages = plan.memory.taken(shares.gather_bytes(layer));
     const bool needs_weights = layer != 0 && !shares.has_weights_back(layer);
     most = std::max(
         {most, checked_add(weights, messages, what), checked_add(sum, needs_weights ? weights : 0, what)});
     most_sum = std::max(most_sum, sum);
+    most_gradients = std::max(most_gradients, gradients);
+    most_sum_messages = std::max(most_sum_messages, sum_messages);
     most_messages = std::max(most_messages, messages);
     wholes.push_back(weights);
   }
-  if (plan.gather_ahead == 0) return {most, false};
+  // Contributions wait for their sums, of which one has messages at a time.
+  std::uint64_t in_flight = 0;
+  if (plan.sums_in_flight != 0) {
+    const std::uint64_t sums = std::min<std::uint64_t>(plan.sums_in_flight, shares.layers());
+    in_flight = checked_add(checked_multiply(sums, most_gradients, what), most_sum_messages, what);
+  }
+  if (plan.gather_ahead == 0) return {checked_add(most, in_flight, what), in_flight != 0};
   // The largest sum over `gather_ahead` + 1 consecutive layers, in the order of use.
   std::uint64_t in_a_row = 0;
   const std::size_t layers = wholes.size();
@@ -223,6 +247,7 @@ inline void add_bytes(std::uint64_t& to, std::uint64_t more, const char* what) {
   std::uint64_t all = 0;
   for (const std::uint64_t each : wholes)
     add_bytes(all, each, what);
+  add_bytes(most_sum, in_flight, what);
   return {checked_add(checked_add(std::min(in_a_row, all), most_sum, what), most_messages, what), true};
 }
 
@@ -259,6 +284,11 @@ inline void check_plan(const training_plan& plan, const training_shape& shape) {
   if (plan.gather_ahead != 0 && plan.zero != zero_stage::weights) {
     throw argument_error("training_plan: gather_ahead " + std::to_string(plan.gather_ahead) +
                          " with weights that every rank holds completely; use zero_stage::weights, or 0");
+  }
+  if (plan.sums_in_flight != 0 && plan.update == optimizer_time::in_backward) {
+    throw argument_error("training_plan: sums_in_flight " + std::to_string(plan.sums_in_flight) +
+                         " with optimizer_time::in_backward, which needs each sum before the next layer; use "
+                         "after_backward, or 0");
   }
   if (shape.value_bytes == 0) throw argument_error("training_plan: values of 0 bytes");
   check_wires(plan.wires, plan.ranks, "training_plan");
