@@ -154,6 +154,7 @@
 #include <llmmem/offload/kv_tier.hpp>
 #include <llmmem/offload/kv_tiers.hpp>
 #include <llmmem/offload/kv_tiers_types.hpp>
+#include <llmmem/offload/load_choice.hpp>
 #include <llmmem/offload/share_packer.hpp>
 #include <llmmem/offload/tier_link.hpp>
 #include <llmmem/paging/batch_scheduler.hpp>
