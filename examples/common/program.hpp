@@ -68,12 +68,14 @@ class usage_error : public llmmem::error {
 }
 
 /// Reads counts by name, `host=8,file=64`: each name once, in any order.
+/// @param otherwise  the counts of names that are missing; 0: the name is required.
 /// @return the counts, in the order of `names`.
-/// @throws usage_error  for an unknown name, one that occurs twice, and one that is missing.
+/// @throws usage_error  for an unknown name, one that occurs twice, and a required one that is missing.
 template <std::size_t Count>
 [[nodiscard]] std::array<std::uint64_t, Count> usage_named_counts(
     const std::string& option, const std::string& text, const std::array<std::string_view, Count>& names,
-    std::uint64_t most, std::string_view unit = "blocks") {
+    std::uint64_t most, std::string_view unit = "blocks",
+    const std::array<std::uint64_t, Count>& otherwise = {}) {
   std::array<std::uint64_t, Count> counts{};
   for (std::size_t at = 0; at <= text.size();) {
     const std::size_t end = std::min(text.find(',', at), text.size());
@@ -84,7 +86,8 @@ template <std::size_t Count>
       std::string each;
       for (std::size_t i = 0; i < Count; ++i)
         each += fmt::format("{}{}=N", i == 0 ? "" : i + 1 == Count ? " or " : ", ", names[i]);
-      throw usage_error(given(option, text) + ": each part is " + each + ", of " + std::string(unit));
+      throw usage_error(given(option, text) + ": each part is " + each + (unit.empty() ? "" : ", of ") +
+                        std::string(unit));
     }
     std::uint64_t& count = counts[static_cast<std::size_t>(name - names.begin())];
     if (count != 0) throw usage_error(given(option, text) + ": " + std::string(*name) + " stands twice");
@@ -92,6 +95,7 @@ template <std::size_t Count>
     at = end + 1;
   }
   for (std::size_t i = 0; i < Count; ++i) {
+    if (counts[i] == 0) counts[i] = otherwise[i];
     if (counts[i] == 0)
       throw usage_error(given(option, text) + ": " + std::string(names[i]) + "=N is missing");
   }

@@ -23,7 +23,37 @@ namespace kv_pool_example {
 
 namespace detail {
 
+[[nodiscard]] inline std::string text_of(const kv_split& split) {
+  return fmt::format("tp={},cp={},interleave={},block={}", split.tp, split.cp, split.interleave, split.block);
+}
+[[nodiscard]] inline const char* fate_of(const node_figures& node) noexcept {
+  return !node.is_alive ? "  killed" : node.starts > 1 ? "  killed, started again" : "";
+}
+
+[[nodiscard]] inline std::string handover_table(const command_line& asked, board& shared, double seconds) {
+  std::string out =
+      fmt::format("{} requests of {} families, handed over from {} to {}, in {:.1f} s\n\n", asked.requests,
+                  asked.families, text_of(asked.splits->prefill), text_of(asked.splits->decode), seconds);
+  out += "  rank         requests    computed   own cache    layers       bytes  blocks checked\n";
+  std::uint64_t wrong = 0;
+  for (std::uint32_t seat = 0; seat < asked.nodes(); ++seat) {
+    const node_figures& each = shared.node(seat);
+    const bool is_prefill = seat < asked.prefill;
+    fmt::format_to(std::back_inserter(out), "  {} {:<4} {:>9}  {:>10}  {:>10}  {:>8}  {:>10}  {:>14}{}\n",
+                   is_prefill ? "prefill" : "decode ", is_prefill ? seat : seat - asked.prefill,
+                   each.requests.load(), example::grouped(each.computed), example::grouped(each.matched),
+                   example::grouped(each.layers), example::bytes_text(static_cast<double>(each.bytes)),
+                   example::grouped(each.verified), fate_of(each));
+    wrong += each.wrong;
+  }
+  fmt::format_to(std::back_inserter(out),
+                 "\n  layers and bytes that a rank sent or received; {} of the checked blocks wrong\n",
+                 wrong);
+  return out;
+}
+
 [[nodiscard]] inline std::string table(const command_line& asked, board& shared, double seconds) {
+  if (asked.splits) return handover_table(asked, shared, seconds);
   std::string out = fmt::format(
       "{} requests of {} families, prompts computed by {} processes and answered by {}, in {:.1f} s\n\n",
       asked.requests, asked.families, asked.prefill, asked.decode, seconds);
@@ -36,10 +66,7 @@ namespace detail {
                    seat < asked.prefill ? "prefill" : "decode ", seat, each.requests.load(),
                    example::grouped(each.computed), example::grouped(each.matched),
                    example::grouped(each.loaded), example::grouped(each.fetched),
-                   example::grouped(each.served),
-                   !each.is_alive    ? "  killed"
-                   : each.starts > 1 ? "  killed, started again"
-                                     : "");
+                   example::grouped(each.served), fate_of(each));
     verified += each.verified;
     wrong += each.wrong;
   }
@@ -58,18 +85,24 @@ namespace detail {
     const node_figures& each = shared.node(seat);
     nodes += fmt::format(
         R"({}{{"role": "{}", "requests": {}, "computed_tokens": {}, "matched_tokens": {}, "loaded_tokens": {}, )"
-        R"("fetched_tokens": {}, "served_blocks": {}, "starts": {}, "killed": {}}})",
+        R"("fetched_tokens": {}, "served_blocks": {}, "starts": {}, "killed": {}, )"
+        R"("layers": {}, "handover_bytes": {}}})",
         seat == 0 ? "" : ", ", seat < asked.prefill ? "prefill" : "decode", each.requests.load(),
         each.computed.load(), each.matched.load(), each.loaded.load(), each.fetched.load(),
-        each.served.load(), each.starts.load(), !each.is_alive || each.starts > 1);
+        each.served.load(), each.starts.load(), !each.is_alive || each.starts > 1, each.layers.load(),
+        each.bytes.load());
     verified += each.verified;
     wrong += each.wrong;
   }
+  const std::string splits = !asked.splits
+                                 ? ""
+                                 : fmt::format(R"("prefill_split": "{}", "decode_split": "{}", )",
+                                               text_of(asked.splits->prefill), text_of(asked.splits->decode));
   return fmt::format(
       R"({{"requests": {}, "answered": {}, "seconds": {:.3f}, "block_bytes": {}, "verified_blocks": {}, )"
-      R"("wrong_blocks": {}, "nodes": [{}]}})"
+      R"("wrong_blocks": {}, {}"nodes": [{}]}})"
       "\n",
-      asked.requests, shared.answered(), seconds, asked.block_bytes, verified, wrong, nodes);
+      asked.requests, shared.answered(), seconds, asked.block_bytes, verified, wrong, splits, nodes);
 }
 
 inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* notes) {

@@ -27,6 +27,8 @@ struct node_figures {
   std::atomic<std::uint64_t> served{0};    ///< blocks sent to other nodes
   std::atomic<std::uint64_t> verified{0};  ///< blocks from tiers or nodes, each byte of which was checked
   std::atomic<std::uint64_t> wrong{0};     ///< of these, blocks with a wrong byte
+  std::atomic<std::uint64_t> layers{0};    ///< layers of prompts that it sent or received in a handover
+  std::atomic<std::uint64_t> bytes{0};     ///< of these
   std::atomic<std::uint32_t> starts{0};
   std::atomic<bool> is_alive{false};
 };

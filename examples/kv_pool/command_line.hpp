@@ -2,6 +2,7 @@
 /// The command line of `kv_pool`.
 #pragma once
 
+#include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include <cstdint>
@@ -19,6 +20,22 @@ using example::usage_error;
 /// The most processes of each role.
 inline constexpr std::uint32_t most_nodes = 16;
 
+/// How the ranks of one role split the model, and the tokens of their blocks.
+struct kv_split {
+  std::uint32_t tp = 1;          ///< ranks that share the heads
+  std::uint32_t cp = 1;          ///< ranks that share the tokens
+  std::uint32_t interleave = 1;  ///< consecutive tokens on one of these
+  std::uint32_t block = 16;      ///< tokens of a rank's block
+
+  [[nodiscard]] std::uint32_t ranks() const noexcept { return tp * cp; }
+};
+/// The two sides of a handover.
+struct kv_splits {
+  kv_split prefill;
+  kv_split decode;
+};
+inline constexpr std::uint32_t heads_of_model = 8;
+
 struct command_line {
   std::uint32_t prefill = 2;  ///< processes that compute prompts
   std::uint32_t decode = 2;   ///< processes that answer
@@ -28,11 +45,31 @@ struct command_line {
   std::uint64_t host_blocks = 8192;      ///< blocks of a node's host tier
   std::optional<std::uint32_t> kill_at;  ///< answers after which the first prefill process is killed
   bool restarts = false;                 ///< whether a fresh process takes its seat
+  std::optional<kv_splits> splits;       ///< hands prompts over between them, without a pool
   std::uint64_t seed = 1;
   bool json = false;
 
   [[nodiscard]] std::uint32_t nodes() const noexcept { return prefill + decode; }
 };
+
+/// Reads `tp=2,cp=1,interleave=1,block=16`, of which each may be missing.
+/// @throws usage_error
+[[nodiscard]] inline kv_split parse_split(const std::string& option, const std::optional<std::string>& text) {
+  if (!text) return {};
+  const auto [tp, cp, interleave, block] = example::usage_named_counts<4>(
+      option, *text, {"tp", "cp", "interleave", "block"}, 256, "", {1, 1, 1, 16});
+  const auto refuse = [&](const std::string& why) {
+    throw usage_error(example::given(option, *text) + ": " + why);
+  };
+  if (heads_of_model % tp != 0)
+    refuse(fmt::format("tp={} must divide the model's {} heads", tp, heads_of_model));
+  if (tp * cp > most_nodes)
+    refuse(fmt::format("tp x cp are {} processes, and at most {} may have a role", tp * cp, most_nodes));
+  if (block % interleave != 0)
+    refuse(fmt::format("block={} is not a whole number of runs of interleave={}", block, interleave));
+  const auto of = [](std::uint64_t count) { return static_cast<std::uint32_t>(count); };
+  return {.tp = of(tp), .cp = of(cp), .interleave = of(interleave), .block = of(block)};
+}
 
 /// Reads `arguments`, without the program's name; returns the help text if that was requested.
 /// @throws usage_error
@@ -44,7 +81,7 @@ struct command_line {
       "kv_pool");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command_line asked;
-  std::optional<std::string> prefill, decode, requests, families, bytes, blocks, kill, seed;
+  std::optional<std::string> prefill, decode, requests, families, bytes, blocks, kill, seed, from, to;
   app.add_option("--prefill", prefill, "processes that compute prompts (default: 2)")->type_name("N");
   app.add_option("--decode", decode, "processes that answer (default: 2)")->type_name("N");
   app.add_option("--requests", requests, "to serve (default: 200)")->type_name("N");
@@ -57,6 +94,13 @@ struct command_line {
                  "answers after which the first prefill process is killed (default: never)")
       ->type_name("N");
   app.add_flag("--restart", asked.restarts, "a fresh process takes the killed one's seat");
+  app.add_option(
+         "--prefill-split", from,
+         "hands each prompt over layer by layer, without a pool, from prefill processes that split the "
+         "model so (default: tp=1,cp=1,interleave=1,block=16)")
+      ->type_name("tp=N,cp=N,interleave=N,block=N");
+  app.add_option("--decode-split", to, "to decode processes that split it so (default: the same)")
+      ->type_name("tp=N,cp=N,interleave=N,block=N");
   app.add_option("--seed", seed, "of the prompts (default: 1)")->type_name("N");
   app.add_flag("--json", asked.json, "JSON on standard output");
   if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
@@ -74,6 +118,23 @@ struct command_line {
   count("--host-blocks", blocks, 64, 1U << 22, asked.host_blocks);
   if (asked.block_bytes % 64 != 0)
     throw usage_error(example::given("--block-bytes", *bytes) + ": must be a multiple of 64");
+  if (from || to) {
+    for (const auto& [option, is_given] : {std::pair("--prefill", prefill.has_value()),
+                                           {"--decode", decode.has_value()},
+                                           {"--host-blocks", blocks.has_value()}}) {
+      if (is_given)
+        throw usage_error(fmt::format(
+            "{} is about the pool; a handover has one process for each rank of its splits, and no host tier",
+            option));
+    }
+    if (asked.block_bytes % (64 * heads_of_model) != 0)
+      throw usage_error(example::given("--block-bytes", bytes.value_or("")) +
+                        fmt::format(": must be a multiple of {} for a handover", 64 * heads_of_model));
+    asked.splits = {.prefill = parse_split("--prefill-split", from),
+                    .decode = parse_split("--decode-split", to)};
+    asked.prefill = asked.splits->prefill.ranks();
+    asked.decode = asked.splits->decode.ranks();
+  }
   if (kill) asked.kill_at = static_cast<std::uint32_t>(example::usage_count("--kill-at", *kill, 1, 100'000));
   if (asked.restarts && !kill) throw usage_error("--restart is about a killed process; give --kill-at N");
   if (seed) asked.seed = example::usage_seed(*seed);

@@ -22,6 +22,7 @@
 #include "common/socket_folder.hpp"
 #include "kv_pool/board.hpp"
 #include "kv_pool/command_line.hpp"
+#include "kv_pool/handover.hpp"
 #include "kv_pool/node.hpp"
 
 namespace kv_pool_example {
@@ -58,6 +59,10 @@ inline void decode(const command_line& asked, board& shared, std::uint32_t seat,
 inline void live(const command_line& asked, board& shared, const std::string& folder, std::uint32_t seat) {
   llmmem::socket_endpoint end({.seat = llmmem::seat_id{seat}, .seats = asked.nodes(), .folder = folder});
   node_figures& figures = shared.node(seat);
+  if (asked.splits) {
+    ++figures.starts;
+    return hand_over(asked, shared, end);
+  }
   node of(asked, end, figures);
   const bool is_first = figures.starts++ == 0;
   // Waits for all nodes, so that runs can be compared; a process that takes a seat later begins with the

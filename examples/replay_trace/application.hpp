@@ -22,6 +22,7 @@
 #include "replay_trace/read_trace.hpp"
 #include "replay_trace/replay.hpp"
 #include "replay_trace/report.hpp"
+#include "replay_trace/tier_chart.hpp"
 
 namespace replay_trace {
 
@@ -85,15 +86,23 @@ class replay_runner {
     meter_.begin(policy + (capacity ? " at " + example::grouped(*capacity) + " blocks" : " without limit"));
     replay_options options{policy, capacity, from_->block_tokens(), asked_->seed};
     if (capacity) options.tiers = asked_->tiers;
+    return run(options);
+  }
+  [[nodiscard]] replay_result run(const std::string& policy, const tier_budget& budget) {
+    meter_.begin(policy + " over tiers of " + example::grouped(budget.hbm) + " blocks and more");
+    return run(replay_options{policy, budget.hbm, from_->block_tokens(), asked_->seed, budget.below});
+  }
+
+  void finish() noexcept { meter_.finish(); }
+
+ private:
+  [[nodiscard]] replay_result run(const replay_options& options) {
     const auto result =
         (*replay_)(*from_, options, [&](std::uint64_t done) { meter_.update(before_ + done); });
     before_ += from_->size();
     return result;
   }
 
-  void finish() noexcept { meter_.finish(); }
-
- private:
   const trace* from_;
   const command_line* asked_;
   const replay_function* replay_;
@@ -140,11 +149,16 @@ inline void run_checked(const command_line& asked, const replay_function& replay
     if (compares && !asked_for(policy)) compared.push_back(policy);
   }
   const bool ceiling_wanted = from.has_block_ids() && (compares || is_pool || asked.chart_file);
-  const auto capacities = asked.chart_file ? chart_capacities(from) : std::vector<std::uint64_t>{};
+  const bool draws_tiers = asked.chart_file && asked.tiers;
+  const auto capacities =
+      asked.chart_file && !asked.tiers ? chart_capacities(from) : std::vector<std::uint64_t>{};
+  const auto budgets = draws_tiers
+                           ? tier_budgets(*asked.capacity_blocks, *asked.tiers, longest_request_blocks(from))
+                           : std::vector<tier_budget>{};
 
   replay_runner runner(from, asked, replay, to,
                        asked.policies.size() + compared.size() + (ceiling_wanted ? 1 : 0) +
-                           capacities.size() * std::size(policy_names));
+                           capacities.size() * std::size(policy_names) + budgets.size());
   std::vector<replay_result> results;
   for (const auto& policy : asked.policies)
     results.push_back(runner.run(policy, asked.capacity_blocks));
@@ -154,7 +168,14 @@ inline void run_checked(const command_line& asked, const replay_function& replay
   }
   std::optional<double> ceiling;
   if (ceiling_wanted) ceiling = runner.run("lru", std::nullopt).hit_ratio();
-  if (asked.chart_file) {
+  if (draws_tiers) {
+    std::vector<replay_result> by_budget;
+    for (const tier_budget& each : budgets)
+      by_budget.push_back(runner.run(asked.policies.front(), each));
+    hit_ratio_chart chart = tier_chart(budgets, by_budget, asked.model);
+    chart.ceiling = ceiling;
+    write_file(*asked.chart_file, draw_svg(chart));
+  } else if (asked.chart_file) {
     hit_ratio_chart chart{"Block hit ratio by cache capacity", {}, ceiling};
     for (const std::string_view policy : policy_names) {
       chart_series line{std::string(policy), {}};

@@ -20,7 +20,7 @@
 namespace replay_trace {
 
 struct chart_point {
-  std::uint64_t capacity;  ///< blocks, at least 1
+  std::uint64_t capacity;  ///< in the unit of the axis, at least 1
   double ratio;            ///< 0 to 1
 };
 
@@ -33,6 +33,7 @@ struct hit_ratio_chart {
   std::string title;
   std::vector<chart_series> series;
   std::optional<double> ceiling;  ///< the ratio that no capacity exceeds
+  std::string axis = "capacity (blocks, logarithmic)";
 };
 
 namespace detail {
@@ -59,6 +60,8 @@ namespace detail {
 
 /// 50000 as `50k`.
 [[nodiscard]] inline std::string tick_text(std::uint64_t value) {
+  if (value >= 1'000'000'000'000 && value % 1'000'000'000'000 == 0)
+    return fmt::format("{}T", value / 1'000'000'000'000);
   if (value >= 1'000'000'000 && value % 1'000'000'000 == 0) return fmt::format("{}G", value / 1'000'000'000);
   if (value >= 1'000'000 && value % 1'000'000 == 0) return fmt::format("{}M", value / 1'000'000);
   if (value >= 1'000 && value % 1'000 == 0) return fmt::format("{}k", value / 1'000);

@@ -142,7 +142,10 @@ namespace detail {
                  "one pool")
       ->type_name("NODES");
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
-  app.add_option("--chart", chart, "draw hit ratio against capacity for all policies to this SVG file")
+  app.add_option(
+         "--chart", chart,
+         "draw hit ratio against capacity for all policies to this SVG file; with --tiers against the "
+         "bytes of the tiers")
       ->type_name("FILE.svg");
   app.add_option("--seed", seed, "of the generator and of all other random numbers (default: 1)")
       ->type_name("N");
@@ -186,7 +189,9 @@ namespace detail {
   asked.chart_file = chart;
   if (tiers) {
     if (capacity) throw usage_error("--tiers has the cache's blocks, as hbm=N; leave out --capacity-blocks");
-    if (chart) throw usage_error("--chart draws one cache; leave out --tiers");
+    if (chart && pool) throw usage_error("--chart draws the tiers of one node; leave out --pool");
+    if (chart && asked.policies.size() > 1)
+      throw usage_error("--chart draws tiers under one policy; name it instead of --policy all");
     const auto [hbm, host, nvme] = example::usage_named_counts(
         "--tiers", *tiers, std::array<std::string_view, 3>{"hbm", "host", "nvme"}, 1U << 26);
     asked.capacity_blocks = hbm;

@@ -149,11 +149,14 @@
 #include <llmmem/model/safetensors.hpp>
 #include <llmmem/model/safetensors_type.hpp>
 #include <llmmem/model/training_state.hpp>
+#include <llmmem/offload/executor_packer.hpp>
 #include <llmmem/offload/kv_chain.hpp>
 #include <llmmem/offload/kv_mover.hpp>
 #include <llmmem/offload/kv_tier.hpp>
 #include <llmmem/offload/kv_tiers.hpp>
 #include <llmmem/offload/kv_tiers_types.hpp>
+#include <llmmem/offload/load_choice.hpp>
+#include <llmmem/offload/share_packer.hpp>
 #include <llmmem/offload/tier_link.hpp>
 #include <llmmem/paging/batch_scheduler.hpp>
 #include <llmmem/paging/block_history.hpp>

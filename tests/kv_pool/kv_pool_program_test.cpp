@@ -72,6 +72,46 @@ TEST_CASE("a killed prefill process loses its blocks and no answer, and its repl
   CHECK(restarted.out["nodes"][0]["starts"] == 2);
 }
 
+TEST_CASE("decode ranks of another split get each layer of a prompt, and every byte of it is right") {
+  const finished came = run({"--json", "--requests", "12", "--block-bytes", "1024", "--prefill-split",
+                             "tp=2,cp=2,interleave=4", "--decode-split", "tp=4,block=32"});
+  REQUIRE(came.how.status == 0);
+  CHECK(came.out["answered"] == 12);
+  CHECK(came.out["wrong_blocks"] == 0);
+  CHECK(came.out["decode_split"] == "tp=4,cp=1,interleave=1,block=32");
+  const auto& nodes = came.out["nodes"];
+  REQUIRE(nodes.size() == 8);
+  for (const auto& each : nodes)
+    CHECK(each["layers"] == 12 * 4);
+  CHECK(sum(nodes, "prefill", "handover_bytes") == sum(nodes, "decode", "handover_bytes"));
+  CHECK(sum(nodes, "decode", "computed_tokens") == 4 * 12 * 32);  // the answers, and no prompt
+  // A prompt has 784 to 1,552 tokens of 1024 / 16 bytes, in blocks of 32 on each of four ranks.
+  CHECK(sum(nodes, "decode", "handover_bytes") >= 12 * 784 * 64);
+  CHECK(came.out["verified_blocks"].get<std::uint64_t>() >= 4 * 12 * 25);
+}
+
+TEST_CASE("decode ranks compute prompts while a prefill rank is missing, and receive them again later") {
+  const std::vector<std::string> splits{"--prefill-split", "tp=2", "--decode-split", "block=32"};
+  const auto run_split = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), splits.begin(), splits.end());
+    return run(arguments);
+  };
+  const finished killed = run_split({"--json", "--requests", "60", "--block-bytes", "512", "--kill-at", "3"});
+  REQUIRE(killed.how.status == 0);
+  CHECK(killed.out["answered"] == 60);
+  CHECK(killed.out["wrong_blocks"] == 0);
+  CHECK(killed.out["nodes"][0]["killed"] == true);
+  CHECK(killed.out["nodes"][2]["layers"].get<std::uint64_t>() < 60 * 4);
+  CHECK(sum(killed.out["nodes"], "decode", "computed_tokens") > 60 * 32);
+  const finished restarted =
+      run_split({"--json", "--requests", "150", "--block-bytes", "512", "--kill-at", "3", "--restart"});
+  REQUIRE(restarted.how.status == 0);
+  CHECK(restarted.out["answered"] == 150);
+  CHECK(restarted.out["wrong_blocks"] == 0);
+  CHECK(restarted.out["nodes"][0]["starts"] == 2);
+  CHECK(restarted.out["nodes"][0]["requests"].get<std::uint64_t>() > 5);
+}
+
 TEST_CASE("impossible options are refused with a sentence") {
   const auto refused = [](const std::vector<std::string>& arguments, const char* text) {
     const finished came = run(arguments);
@@ -80,5 +120,12 @@ TEST_CASE("impossible options are refused with a sentence") {
   };
   refused({"--prefill", "0"}, "--prefill \"0\": must be a whole number from 1 to 16");
   refused({"--block-bytes", "100"}, "--block-bytes \"100\": must be a multiple of 64");
+  refused({"--prefill-split", "tp=3"}, "--prefill-split \"tp=3\": tp=3 must divide the model's 8 heads");
+  refused({"--decode-split", "tp=8,cp=4"}, "tp x cp are 32 processes, and at most 16 may have a role");
+  refused({"--decode-split", "interleave=3"}, "block=16 is not a whole number of runs of interleave=3");
+  refused({"--decode-split", "heads=3"}, "each part is tp=N, cp=N, interleave=N or block=N\n");
+  refused({"--decode-split", "tp=2", "--prefill", "3"}, "--prefill is about the pool");
+  refused({"--decode-split", "tp=2", "--block-bytes", "64"},
+          "\"64\": must be a multiple of 512 for a handover");
   refused({"--restart"}, "--restart is about a killed process; give --kill-at N");
 }

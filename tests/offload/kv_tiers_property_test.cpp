@@ -217,7 +217,16 @@ class world {
     const auto where = tiers_.lookup(*created, *made.chain);
     if (where.next == offload::answer::pending) ++pending_;
     if (where.loadable() != 0 && !random_.once_in(6)) {
-      auto load = tiers_.prepare_load(*created, *made.chain, tokens.size() - 1);
+      offload::load_limits limits{.upto = tokens.size() - 1};
+      if (random_.once_in(3)) {  // loads by cost stop at any length
+        limits.costs = offload::load_costs{.prefill_ns = random_.below(std::uint64_t{100})};
+        for (auto& each : limits.costs->links)
+          each.link.bytes_per_second = random_.below(std::uint64_t{8'000'000'000});
+        const offload::load_choice choice = tiers_.choose_load(*created, *made.chain, *limits.costs);
+        // The clock has moved on, so that a quiet tier may answer again.
+        CHECK(choice.tokens <= tiers_.lookup(*created, *made.chain).tokens);
+      }
+      auto load = tiers_.prepare_load(*created, *made.chain, limits);
       if (load) {
         made.load = std::move(*load);
       } else if (cache_.tokens(*created) != hit.tokens) {

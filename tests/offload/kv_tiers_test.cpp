@@ -187,6 +187,47 @@ TEST_CASE("lookup moves nothing and has four answers") {
   CHECK(r.tiers.lookup_block(chain, 0, 3).first == answer::hit);
 }
 
+TEST_CASE("a load with costs leaves to the engine what is cheaper to compute") {
+  rig r;
+  const auto prompt = count_up(0, 16);
+  const kv_sequence one = r.stored(prompt);
+  r.fill_first_tier(500);
+  const kv_chain chain(r.cache, prompt);
+  REQUIRE(r.tiers.prefetch(chain, 0, 8) == 2);  // two blocks in the first tier, two below
+  r.tiers.flush();
+  kv_sequence two = one;
+  two.id = r.cache.create().value();
+  // A block of 64 bytes takes 64 ns from below, and 10 ns for each of its 4 tokens to compute.
+  offload::load_costs costs{.prefill_ns = 10};
+  costs.links[1].link.bytes_per_second = 1'000'000'000;
+  CHECK(r.tiers.choose_load(two.id, chain, costs) ==
+        offload::load_choice{.tokens = 8, .ns = 80, .waiting_tokens = 0});
+  auto load = r.tiers.prepare_load(two.id, chain, {.costs = costs}).value();
+  CHECK(load.wanted() == 8);
+  CHECK(load.complete().is_complete());
+  CHECK(r.wrong(one, two.id, 8) == "");
+  CHECK(r.tiers.choose_load(two.id, chain, costs).tokens == 8);  // nothing more is worth it
+
+  costs.links[1].link.bytes_per_second = 2'000'000'000;
+  CHECK(r.tiers.choose_load(two.id, chain, costs) ==
+        offload::load_choice{.tokens = 16, .ns = 64, .waiting_tokens = 8});
+  costs.links[1].pending_bytes = 64;  // other users of the link are before this load
+  CHECK(r.tiers.choose_load(two.id, chain, costs).tokens == 8);
+  costs.links[1].pending_bytes = 0;
+  auto all = r.tiers.prepare_load(two.id, chain, {.costs = costs}).value();
+  CHECK(all.wanted() == 16);
+  const sequence_id three = r.cache.create().value();
+  const offload::load_choice after = r.tiers.choose_load(three, chain, costs);
+  CHECK(after.tokens == 8);  // the blocks that `all` brings are pending for it
+  CHECK(after.waiting_tokens == 16);
+  CHECK(after.waiting_ns == 64);  // two blocks of 64 bytes cross the link before
+  CHECK(after.waits());
+  costs.pending_ns = 100;  // but not once it has waited for long
+  CHECK_FALSE(r.tiers.choose_load(three, chain, costs).waits());
+  CHECK(all.complete().is_complete());
+  CHECK(r.wrong(one, two.id, 16) == "");
+}
+
 TEST_CASE("two requests for the same block load it once") {
   rig r;
   const auto prompt = count_up(0, 16);
@@ -625,6 +666,14 @@ TEST_CASE("in a hybrid cache, windows load their window, and states their last s
   const offload::kv_lookup_result where = tiers.lookup(two.id, chain);
   CHECK(where.tokens == 32);
   CHECK(where.blocks[0] == 8 + 2 + 1);
+  // Half of the prompt needs as many blocks of the window and the states: all of it is cheaper.
+  offload::load_costs costs{.prefill_ns = 1000};
+  costs.links[0].link.bytes_per_second = 1'000'000'000;
+  const offload::load_choice choice = tiers.choose_load(two.id, chain, costs);
+  CHECK(choice.tokens == 32);
+  CHECK(choice.ns == 10 * contents.block_bytes(0) + contents.block_bytes(2));
+  costs.links[0].link.bytes_per_second = 1'000;
+  CHECK(tiers.choose_load(two.id, chain, costs).tokens == 0);
   auto load = tiers.prepare_load(two.id, chain).value();
   for (std::size_t g = 0; g < groups.size(); ++g)
     load.wait(1, g).value();

@@ -2,12 +2,16 @@
 #include <llmmem/pool/kv_handover.hpp>
 
 #include <doctest/doctest.h>
+#include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/offload/executor_packer.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/error_text.hpp"
@@ -70,6 +74,21 @@ struct carried_messages {
 };
 static_assert(transport<carried_messages>);
 
+/// Marks of a device that may be lost.
+struct lost_fence {
+  bool is_lost = false;
+  [[nodiscard]] bool ready() const noexcept { return true; }
+  void wait() const {
+    if (is_lost) throw error("the device is lost");
+  }
+};
+struct lost_mark {
+  using fence_type = lost_fence;
+  const bool* is_lost = nullptr;
+  [[nodiscard]] result<lost_fence> operator()() const noexcept { return lost_fence{*is_lost}; }
+  [[nodiscard]] result<void> wait_for(const lost_fence&) const noexcept { return {}; }
+};
+
 }  // namespace
 
 TEST_CASE("prompts reach decode ranks of another split layer by layer, step by step") {
@@ -93,7 +112,16 @@ TEST_CASE("prompts reach decode ranks of another split layer by layer, step by s
     in_sim_world(static_cast<std::uint32_t>(from.size() + to.size()), seed,
                  [&](auto& ranks, host_space&, std::uint32_t rank) {
                    random_numbers own(seed + rank);
-                   kv_handover handover(ranks, plan, prefill, decode, {.max_tokens = 30});
+                   // Both packers make the same messages: ranks of one world may differ in it.
+                   std::vector<std::byte> staging(1 << 18);
+                   offload::executor_packer<host_executor> staged(host_executor{}, {}, staging);
+                   kv_handover by_host(ranks, plan, prefill, decode, {.max_tokens = 30});
+                   kv_handover by_kernel(ranks, plan, prefill, decode, {.max_tokens = 30}, std::move(staged));
+                   CHECK(by_kernel.staging_bytes() <= staging.size());
+                   const bool is_kernel = own.below(std::uint32_t{2}) == 0;
+                   const auto with_either = [&](auto&& act) {
+                     return is_kernel ? act(by_kernel) : act(by_host);
+                   };
                    const bool sends = rank < from.size();
                    rank_memory memory(sends ? from[rank] : to[rank - from.size()], tokens, own);
                    if (sends) fill(memory, tokens);
@@ -101,8 +129,10 @@ TEST_CASE("prompts reach decode ranks of another split layer by layer, step by s
                      for (std::uint32_t layer = 0; layer < whole.layers; ++layer) {
                        const kv_handover_part part{.request = 7, .layer = layer, .range = range};
                        const deadline by = ranks.after(one_second);
-                       if (sends) handover.send(part, memory.memory(), memory.table, by).value();
-                       if (!sends) handover.receive(part, memory.memory(), memory.table, by).value();
+                       with_either([&](auto& handover) {
+                         return sends ? handover.send(part, memory.memory(), memory.table, by)
+                                      : handover.receive(part, memory.memory(), memory.table, by);
+                       }).value();
                      }
                    }
                    CHECK(is_filled(memory, tokens));
@@ -156,6 +186,46 @@ TEST_CASE("a handover writes nothing of a message that is damaged or not the exp
   CHECK(receive({.request = 5, .layer = 1, .range = {0, 9}}, plan).code() == errc::out_of_range);
   CHECK(receive(part, plan).has_value());
   CHECK_FALSE(is_untouched());
+}
+
+TEST_CASE("a handover sends and reports nothing of a device that is lost") {
+  random_numbers random(1);
+  const paging::kv_split_plan plan(split(model, 1, 1, 1), split(model, 1, 1, 1));
+  rank_memory memory(split(model, 1, 1, 1)[0], 8, random);
+  fill(memory, 8);
+  carried_messages line{.mine = rank_id{0}};
+  std::vector<std::byte> staging(8192);
+  bool is_lost = true;
+  const auto handover = [&] {
+    return kv_handover(line, plan, ranks_from(0, 1), ranks_from(1, 1), {.max_tokens = 8},
+                       offload::executor_packer(host_executor{}, lost_mark{&is_lost}, staging));
+  };
+  const kv_handover_part part{.request = 5, .layer = 1, .range = {0, 8}};
+  CHECK(handover().send(part, memory.memory(), memory.table, {}).code() == errc::completion_lost);
+  CHECK(line.messages.empty());
+  is_lost = false;
+  REQUIRE(handover().send(part, memory.memory(), memory.table, {}));
+  is_lost = true;
+  line.mine = rank_id{1};
+  CHECK(handover().receive(part, memory.memory(), memory.table, {}).code() == errc::completion_lost);
+}
+
+TEST_CASE("a packer refuses staging memory in which no share fits, and says how much one needs") {
+  carried_messages line;
+  const paging::kv_split_plan plan(split(model, 1, 1, 1), split(model, 1, 1, 1));
+  alignas(64) std::array<std::byte, 1024> staging{};
+  const auto with = [&](std::size_t bytes) {
+    return text_of([&] {
+      kv_handover(line, plan, ranks_from(0, 1), ranks_from(1, 1), {.max_tokens = 8, .name = "kv"},
+                  offload::executor_packer<host_executor>({}, {}, std::span(staging).first(bytes)));
+    });
+  };
+  // K and V of 8 tokens, 4 heads of 4 two-byte elements, and a trailer, in units of 64; 24 bytes for each
+  // vector.
+  constexpr std::size_t message = 2 * 8 * 4 * 8 + 64;
+  static_assert(message + 64 * 24 == 2112);
+  CHECK(with(1024) ==
+        "kv: the staging memory has 1024 bytes, and one share needs 2112; give more, or lower max_tokens");
 }
 
 TEST_CASE("a handover refuses ranks that do not fit its plan") {

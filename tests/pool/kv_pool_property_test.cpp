@@ -34,6 +34,7 @@ struct totals {
   std::uint64_t failed = 0;
   std::uint64_t late = 0;
   std::uint64_t damaged = 0;
+  std::uint64_t copied = 0;
   std::string wrong;
 
   void add(const totals& more) {
@@ -42,6 +43,7 @@ struct totals {
     failed += more.failed;
     late += more.late;
     damaged += more.damaged;
+    copied += more.copied;
     if (wrong.empty()) wrong = more.wrong;
   }
 };
@@ -73,6 +75,10 @@ totals live(testing::sim_endpoint& end, std::span<const layer_group> groups, std
   options.send_ns = 500'000;
   options.slow_ns = 2'000'000;
   options.directory_spans = 8 + random.below(std::uint32_t{24});
+  options.domain = random.below(std::uint32_t{3});
+  options.copies = random.below(std::uint32_t{3});
+  options.hot_uses = 1 + random.below(std::uint32_t{2});
+  options.max_copying = random.below(std::uint32_t{4});
   pool_node<Cache, testing::sim_endpoint> node(end, form, options);
   totals out;
   for (int i = 0; i < 12 && node.wrong().empty(); ++i) {
@@ -103,6 +109,7 @@ totals live(testing::sim_endpoint& end, std::span<const layer_group> groups, std
     if (out.wrong.empty()) out.wrong = each;
   if (out.wrong.empty()) out.wrong = node.wrong();
   out.damaged = node.pool().stats().damaged_blocks;
+  out.copied = node.pool().stats().copied_spans;
   return out;
 }
 
@@ -148,10 +155,12 @@ totals run(std::span<const layer_group> groups, bool faults, std::uint64_t count
 TEST_CASE("no node of a healthy pool reads a wrong token") {
   const totals paged = run<paged_allocator<pooled_traits>>(paged_group, false, 40, 10);
   CHECK(paged.fetched > 0);
+  CHECK(paged.copied > 0);
   const totals windows = run<hybrid_allocator<pooled_hybrid_traits>>(window_groups, false, 20, 5);
   CHECK(windows.fetched > 0);
   const totals states = run<hybrid_allocator<pooled_hybrid_traits>>(state_groups, false, 20, 5);
   CHECK(states.fetched > 0);
+  CHECK(states.copied > 0);
 }
 
 TEST_CASE("no node reads a wrong token if others die, return, stop, are cut off, or flip bits") {
@@ -159,6 +168,7 @@ TEST_CASE("no node reads a wrong token if others die, return, stop, are cut off,
   CHECK(paged.fetched > 0);
   CHECK(paged.failed + paged.late > 0);
   CHECK(paged.damaged > 0);
+  CHECK(paged.copied > 0);
   const totals states = run<hybrid_allocator<pooled_hybrid_traits>>(state_groups, true, 40, 10);
   CHECK(states.fetched > 0);
 }

@@ -7,6 +7,7 @@
 #include <llmmem/pool/detail/pool_wire.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -52,6 +53,84 @@ TEST_SUITE("kv_pool") {
     for (auto& each : nodes.all)
       remembered += each->pool().stats().directory_spans;
     CHECK(remembered == 3 * 4);
+  }
+
+  TEST_CASE("a whole domain may end, and every hot prompt is found in another one") {
+    constexpr std::array<std::uint32_t, 4> racks{7, 7, 9, 9};
+    cluster nodes(4, {.groups = paged_group, .blocks = 900, .slots = 900, .lower_slots = 900},
+                  {.copies = 1, .hot_uses = 2}, racks);
+    constexpr std::uint32_t prompts = 12;
+    // Of 41 to 481 tokens, up to two spans. Each is used once, every second one again.
+    const auto prompt = [](std::uint32_t i) { return prompt_of(100 + i, 41 + i * 40); };
+    for (std::uint32_t i = 0; i < prompts; ++i) {
+      nodes.serve(i % 4 / 2, prompt(i));
+      if (i % 2 == 0) nodes.serve(i % 4 / 2, prompt(i));
+    }
+    nodes.settle();
+    std::uint64_t copied = 0;
+    for (std::size_t node = 2; node < 4; ++node)
+      copied += nodes.all[node]->pool().stats().copied_spans;
+    CHECK(copied ==
+          nodes.all[0]->pool().stats().ordered_copies + nodes.all[1]->pool().stats().ordered_copies);
+    CHECK(copied == 6 + 3);  // three of the hot prompts have two spans
+    nodes.end(0);
+    nodes.end(1);
+    for (std::uint32_t i = 0; i < prompts; ++i) {
+      CAPTURE(i);
+      const auto tokens = prompt(i);
+      CHECK(nodes.serve(2 + i % 2, tokens).loaded == (i % 2 == 0 ? tokens.size() - 1 : 0));
+    }
+  }
+
+  TEST_CASE("the next use of a hot prompt replaces a copy whose node has ended") {
+    constexpr std::array<std::uint32_t, 3> hosts{0, 1, 2};
+    cluster nodes(3, {.groups = paged_group}, {.copies = 1, .hot_uses = 1}, hosts);
+    const auto prompt = prompt_of(1, 81);
+    nodes.serve(0, prompt);
+    const auto has_copied = [&](std::size_t node) { return nodes.all[node]->pool().stats().copied_spans; };
+    REQUIRE(has_copied(1) + has_copied(2) == 1);
+    const std::size_t keeper = has_copied(1) == 1 ? 1 : 2;
+    nodes.serve(0, prompt);
+    nodes.serve(0, prompt);
+    CHECK(nodes.all[0]->pool().stats().ordered_copies == 1);  // nothing new to ask for
+    nodes.serve(0, prompt);
+    CHECK(nodes.all[0]->pool().stats().ordered_copies == 2);  // at four times the uses, in case it is gone
+    nodes.end(keeper);
+    nodes.serve(0, prompt);
+    CHECK(has_copied(3 - keeper) == 1);
+    nodes.end(0);
+    CHECK(nodes.serve(3 - keeper, prompt).loaded == 80);
+  }
+
+  TEST_CASE("copies are one of each domain, and none of the own") {
+    constexpr std::array<std::uint32_t, 6> racks{0, 0, 1, 1, 2, 2};
+    cluster nodes(6, {.groups = paged_group}, {.copies = 3, .hot_uses = 1}, racks);
+    nodes.serve(0, prompt_of(1, 41));
+    const auto in = [&](std::size_t first) {
+      return nodes.all[first]->pool().stats().copied_spans +
+             nodes.all[first + 1]->pool().stats().copied_spans;
+    };
+    CHECK(in(0) == 0);
+    CHECK(in(2) == 1);
+    CHECK(in(4) == 1);
+  }
+
+  TEST_CASE("what a node withdraws leaves its tiers with all copied blocks that build on it") {
+    constexpr std::array<std::uint32_t, 2> hosts{0, 1};
+    cluster nodes(2, {.groups = paged_group, .blocks = 100, .slots = 100}, {.copies = 1, .hot_uses = 1},
+                  hosts);
+    const auto prompt = prompt_of(1, 281);  // 70 blocks in two spans
+    nodes.serve(0, prompt);
+    auto& cache = nodes.all[1]->cache();
+    const kv_chain chain(cache, prompt);
+    REQUIRE(nodes.all[1]->tiers().lookup(chain, 0).tokens == 280);
+    const sequence_id same = cache.create().value();
+    cache.append(same, std::span(prompt).first(4)).value();
+    cache.commit(same).value();
+    cache.invalidate(same, 0).value();
+    for (std::uint64_t i = 0; i < 70; ++i)
+      CHECK(nodes.all[1]->tiers().lookup_block(chain, 0, i).first == offload::answer::miss);
+    cache.release(same).value();
   }
 
   TEST_CASE("chains that part within a span share the chunks before") {
@@ -301,7 +380,7 @@ TEST_SUITE("kv_pool") {
             out.put(std::uint64_t{1} << 32 | random.below(std::uint64_t{3}));
         }
       }
-      two.other.end.post(seat_id{0}, {.kind = static_cast<std::uint16_t>(2 + random.below(std::uint32_t{8}))},
+      two.other.end.post(seat_id{0}, {.kind = static_cast<std::uint16_t>(2 + random.below(std::uint32_t{9}))},
                          out.bytes());
       if (i % 64 == 0) two.node->step();
     }

@@ -40,12 +40,20 @@ inline std::vector<token_id> prompt_of(std::uint32_t family, std::size_t tokens)
 /// Some nodes of one thread.
 struct cluster {
   explicit cluster(std::uint32_t nodes, const node_form& form = {.groups = paged_group},
-                   const kv_pool_options& options = {})
+                   const kv_pool_options& options = {}, std::span<const std::uint32_t> domains = {})
       : net(nodes, {.copied_bytes = 65536, .lane_bytes = 1 << 20}) {
     for (std::uint32_t i = 0; i < nodes; ++i)
       ends.push_back(std::make_unique<thread_endpoint>(net, seat_id{i}));
-    for (std::uint32_t i = 0; i < nodes; ++i)
-      all.push_back(std::make_unique<node_type>(*ends[i], form, options));
+    for (std::uint32_t i = 0; i < nodes; ++i) {
+      kv_pool_options own = options;
+      if (!domains.empty()) own.domain = domains[i];
+      all.push_back(std::make_unique<node_type>(*ends[i], form, own));
+    }
+    settle();
+  }
+  void end(std::size_t node) {
+    all[node].reset();
+    ends[node].reset();
     settle();
   }
   void settle() {

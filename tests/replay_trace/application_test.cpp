@@ -122,8 +122,10 @@ TEST_CASE("impossible tiers are refused by name") {
         "replay_trace: --tiers hbm \"0\": must be a whole number from 1 to 67108864");
   CHECK(first_line({"--tiers", "hbm=1,host=1,nvme=1", "--capacity-blocks", "1"}) ==
         "replay_trace: --tiers has the cache's blocks, as hbm=N; leave out --capacity-blocks");
-  CHECK(first_line({"--tiers", "hbm=1,host=1,nvme=1", "--chart", "x.svg"}) ==
-        "replay_trace: --chart draws one cache; leave out --tiers");
+  CHECK(first_line({"--tiers", "hbm=1,host=1,nvme=1", "--chart", "x.svg", "--pool", "2"}) ==
+        "replay_trace: --chart draws the tiers of one node; leave out --pool");
+  CHECK(first_line({"--tiers", "hbm=1,host=1,nvme=1", "--chart", "x.svg", "--policy", "all"}) ==
+        "replay_trace: --chart draws tiers under one policy; name it instead of --policy all");
 }
 
 TEST_CASE("the report compares with LRU, MIN and the ceiling") {
@@ -168,6 +170,47 @@ TEST_CASE("with --chart the program draws every policy") {
     CAPTURE(part);
     CHECK(svg.find(part) != std::string::npos);
   }
+}
+
+TEST_CASE("with --chart and --tiers the program draws a line for each tier") {
+  const scratch_file file(three_requests);
+  const std::string chart = file.beside("chart.svg");
+  REQUIRE(run({"--trace", file.path(), "--tiers", "hbm=8,host=4,nvme=2", "--chart", chart}).status ==
+          exit_status::success);
+  std::ifstream in(chart);
+  const std::string svg{std::istreambuf_iterator<char>(in), {}};
+  for (const char* part :
+       {">hbm<", ">hbm and host<", ">all tiers<", "ceiling", "bytes of the tiers", ", lru<"}) {
+    CAPTURE(part);
+    CHECK(svg.find(part) != std::string::npos);
+  }
+}
+
+TEST_CASE("a picture of tiers has hits and bytes of each tier and those above") {
+  const std::vector<tier_budget> budgets = tier_budgets(8, {.host = 4, .nvme = 40}, 4);
+  REQUIRE(budgets.size() == 5);  // from half the sizes on: smaller caches cannot hold the longest prompt
+  CHECK(budgets[0].hbm == 4);
+  CHECK(budgets[0].below.host == 2);
+  CHECK(budgets[4].hbm == 64);
+  CHECK(budgets[4].below.nvme == 320);
+  CHECK(tier_budgets(8, {.host = 1, .nvme = 1}, 100).size() == 1);  // the replay that reports why it fails
+  replay_result one;
+  one.policy = "lru";
+  one.block_tokens = 16;
+  one.block_refs = 100;
+  one.hits = 10;
+  one.host_hits = 20;
+  one.nvme_hits = 30;
+  const llmmem::model_shape model = llmmem::find_model("llama3-70b");
+  const hit_ratio_chart chart = tier_chart(budgets, std::vector<replay_result>(budgets.size(), one), model);
+  REQUIRE(chart.series.size() == 3);
+  const std::uint64_t block = 16 * model.kv_bytes_per_token();
+  CHECK(chart.series[0].points[0].capacity == 4 * block);
+  CHECK(chart.series[1].points[0].capacity == (4 + 2) * block);
+  CHECK(chart.series[2].points[0].capacity == (4 + 2 + 20) * block);
+  CHECK(chart.series[0].points[4].ratio == doctest::Approx(0.1));
+  CHECK(chart.series[1].points[4].ratio == doctest::Approx(0.3));
+  CHECK(chart.series[2].points[4].ratio == doctest::Approx(0.6));
 }
 
 TEST_CASE("data that a chart cannot show is refused") {

@@ -37,7 +37,7 @@ inline constexpr std::array<line_style, 6> line_styles{{{"#2f81f7", "none"},
   }
 }
 
-inline void draw_axes(std::string& svg, const chart_frame& frame) {
+inline void draw_axes(std::string& svg, const chart_frame& frame, const std::string& axis) {
   using f = chart_frame;
   const auto out = std::back_inserter(svg);
   for (int i = 0; i * frame.ratio_step <= frame.ratio_high + 1e-9; ++i) {
@@ -65,8 +65,8 @@ inline void draw_axes(std::string& svg, const chart_frame& frame) {
   }
   fmt::format_to(out, "<line class='axis' x1='{}' x2='{}' y1='{}' y2='{}'/>\n", f::left, f::right, f::bottom,
                  f::bottom);
-  fmt::format_to(out, "<text x='{}' y='{}' text-anchor='middle'>capacity (blocks, logarithmic)</text>\n",
-                 (f::left + f::right) / 2, f::bottom + 48);
+  fmt::format_to(out, "<text x='{}' y='{}' text-anchor='middle'>{}</text>\n", (f::left + f::right) / 2,
+                 f::bottom + 48, xml_text(axis));
   fmt::format_to(
       out, "<text transform='translate(18 {}) rotate(-90)' text-anchor='middle'>block hit ratio</text>\n",
       (f::top + f::bottom) / 2);
@@ -96,7 +96,7 @@ inline std::string draw_svg(const hit_ratio_chart& chart) {
       f::width, f::height, f::width, f::height, detail::xml_text(chart.title));
   fmt::format_to(out, "<text class='title' x='{}' y='28'>{}</text>\n", f::left,
                  detail::xml_text(chart.title));
-  detail::draw_axes(svg, frame);
+  detail::draw_axes(svg, frame, chart.axis);
 
   struct label {
     std::string text;

@@ -16,6 +16,10 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace detail {
+struct key_chains;
+}  // namespace detail
+
 /// The keys of a request's prefix, chunk by chunk: key i names the tokens of chunk i and all before it, with
 /// the names of the cache that the chain was made for. Compute it once for a request, and extend it as the
 /// request generates tokens.
@@ -92,6 +96,9 @@ class kv_chain {
   }
 
  private:
+  friend struct detail::key_chains;
+  kv_chain(std::uint32_t chunk_tokens, std::uint64_t epoch) noexcept
+      : chunk_tokens_(chunk_tokens), epoch_(epoch) {}
   template <class Cache>
   [[nodiscard]] static std::uint32_t chunk_of(const Cache& cache) noexcept {
     if constexpr (requires { cache.chunk_tokens(); }) {
@@ -110,6 +117,22 @@ class kv_chain {
   std::vector<token_id> tokens_;
   std::uint64_t tokens_told_ = 0;
 };
+
+namespace detail {
+
+/// Makes a chain of some keys of another one, for code that passes blocks on. It has no tokens, so nothing
+/// can be loaded or computed by it.
+struct key_chains {
+  [[nodiscard]] static kv_chain of(std::uint32_t chunk_tokens, std::uint64_t epoch,
+                                   std::span<const block_key> keys) {
+    kv_chain out(chunk_tokens, epoch);
+    out.keys_.assign(keys.begin(), keys.end());
+    out.tokens_told_ = std::uint64_t{chunk_tokens} * keys.size();
+    return out;
+  }
+};
+
+}  // namespace detail
 
 }  // namespace v0
 }  // namespace llmmem

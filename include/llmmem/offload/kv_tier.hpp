@@ -10,10 +10,15 @@
 #include <llmmem/tiering/tier.hpp>
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 
 namespace llmmem {
 inline namespace v0 {
+
+/// The maximum number of tiers below a cache.
+inline constexpr std::size_t max_kv_tiers = 4;
+
 namespace offload {
 
 /// When blocks move from one memory to the next: a value, made from the policies of `tiered_buffer`.

@@ -126,6 +126,16 @@ class kv_tiers final : private offload::loss_listener {
   [[nodiscard]] offload::kv_lookup_result lookup(sequence_id sequence, const kv_chain& chain) const noexcept;
   /// As above, for a request that holds, or would match, `first` tokens.
   [[nodiscard]] offload::kv_lookup_result lookup(const kv_chain& chain, std::uint64_t first) const noexcept;
+  /// Returns how much of the chain, after those tokens, is worth loading now, how long that takes together
+  /// with the computation of the rest, and whether a wait for pending blocks would be cheaper. The tiers add
+  /// to `costs` the bytes that they still move over each link. Moves nothing.
+  ///
+  /// @par Complexity   O(keys x tiers), and O(blocks of the loads under way); for a hybrid cache, O(keys) for
+  ///                   each length that can be loaded.
+  [[nodiscard]] offload::load_choice choose_load(sequence_id sequence, const kv_chain& chain,
+                                                 const offload::load_costs& costs) const noexcept {
+    return choose_load(chain, view_.cache().tokens(sequence), chain.keys().size(), costs);
+  }
   /// Returns the tiers' answer for one block of a chain, and its tier (`tiers` if no tier has it).
   [[nodiscard]] std::pair<offload::answer, std::size_t> lookup_block(const kv_chain& chain, std::size_t group,
                                                                      std::uint64_t index) const noexcept;
@@ -265,6 +275,17 @@ class kv_tiers final : private offload::loss_listener {
   [[nodiscard]] std::pair<offload::answer, detail::tier_place_found> look(std::size_t group,
                                                                           const block_key& key,
                                                                           std::uint64_t at) const noexcept;
+
+  template <class Elsewhere, class OnHit>
+  offload::kv_lookup_result each_hit(const kv_chain& chain, std::uint64_t first, std::uint64_t chunks,
+                                     Elsewhere&& elsewhere, OnHit&& on_hit) const noexcept;
+  template <class F>
+  void each_needed(const kv_chain& chain, std::uint64_t first, std::uint64_t tokens, std::uint64_t at,
+                   F&& f) const noexcept;
+  [[nodiscard]] offload::load_choice choose_load(const kv_chain& chain, std::uint64_t first,
+                                                 std::uint64_t chunks,
+                                                 const offload::load_costs& costs) const noexcept;
+  void add_pending(offload::load_costs& costs) const noexcept;
 
   // Saving
 
@@ -406,6 +427,7 @@ kv_tiers(Cache&, Mover, kv_tiers_options, Tiers...) -> kv_tiers<Cache, Mover, Ti
 }  // namespace llmmem
 
 #include <llmmem/offload/detail/kv_tiers_body.hpp>
+#include <llmmem/offload/detail/kv_tiers_choosing.hpp>
 #include <llmmem/offload/detail/kv_tiers_loading.hpp>
 #include <llmmem/offload/detail/kv_tiers_passing.hpp>
 #include <llmmem/offload/detail/kv_tiers_storing.hpp>

@@ -6,6 +6,7 @@
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/offload/kv_tier.hpp>
+#include <llmmem/offload/load_choice.hpp>
 #include <llmmem/paging/layer_group.hpp>
 #include <llmmem/paging/paged_types.hpp>
 #include <llmmem/result.hpp>
@@ -19,9 +20,6 @@
 
 namespace llmmem {
 inline namespace v0 {
-
-/// The maximum number of tiers below a cache.
-inline constexpr std::size_t max_kv_tiers = 4;
 
 /// How `kv_tiers` is set up.
 struct kv_tiers_options {
@@ -85,6 +83,8 @@ struct load_limits {
   std::uint64_t upto = ~std::uint64_t{0};  ///< the load ends at this token of the chain at the latest
   /// Nanoseconds from `prepare_load` on. Default: `kv_tiers_options::patience_ns`.
   std::optional<std::uint64_t> patience_ns{};
+  /// With costs the load brings only the tokens that are cheaper to load than to compute. Default: all.
+  std::optional<load_costs> costs{};
 };
 
 /// The result of a load.

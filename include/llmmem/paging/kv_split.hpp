@@ -88,9 +88,11 @@ class kv_split_plan {
   }
   /// Returns the bytes of one token in one layer.
   [[nodiscard]] std::uint64_t token_bytes(const kv_share& share) const noexcept;
+  /// Returns the vectors of one token in one layer: the most runs that it has in any memory.
+  [[nodiscard]] std::uint64_t token_vectors(const kv_share& share) const noexcept;
 
   /// Writes a share of the tokens `range` of one layer to `out`.
-  /// @param memory  the sender's, in host memory. (Of device memory, `gather_kv` makes rows of tokens.)
+  /// @param memory  the sender's, in host memory. (For device memory see `offload::executor_packer`.)
   /// @param table   the sender's blocks of the sequence, from its first token on.
   /// @return `errc::layout_mismatch` for the memory of another layout, `errc::size_mismatch` unless `out` has
   ///   `bytes(share, range)`, `errc::past_the_end` for a table that ends before the range does,
@@ -101,6 +103,19 @@ class kv_split_plan {
   /// Reads a packed share into the receiver's memory. Errors as `pack`.
   result<void> unpack(const kv_share& share, std::uint32_t layer, token_range range, const kv_memory& memory,
                       std::span<const block_id> table, std::span<const std::byte> in) const noexcept;
+
+  /// Calls `visit(address, bytes)` for each run of a share in the sender's memory, in the order in which
+  /// `pack` writes them, for a mover of memory that the host cannot access. Only a `plane_table` is read.
+  /// Errors as `pack`; then nothing is visited.
+  template <class Visit>
+  result<void> each_packed(const kv_share& share, std::uint32_t layer, token_range range,
+                           const kv_memory& memory, std::span<const block_id> table,
+                           Visit&& visit) const noexcept;
+  /// The same in the receiver's memory, in the order in which `unpack` reads them.
+  template <class Visit>
+  result<void> each_unpacked(const kv_share& share, std::uint32_t layer, token_range range,
+                             const kv_memory& memory, std::span<const block_id> table,
+                             Visit&& visit) const noexcept;
 
  private:
   enum class side : bool { sender, receiver };

@@ -3,25 +3,18 @@
 /// any two splits of the model.
 #pragma once
 
-#include <llmmem/comm/errors.hpp>
 #include <llmmem/comm/ranks.hpp>
 #include <llmmem/comm/transport.hpp>
 #include <llmmem/config.hpp>
-#include <llmmem/detail/fixed_array.hpp>
-#include <llmmem/detail/named_range.hpp>
-#include <llmmem/error.hpp>
-#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/metadata.hpp>
+#include <llmmem/offload/share_packer.hpp>
 #include <llmmem/paging/kv_split.hpp>
 #include <llmmem/result.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace llmmem {
@@ -55,34 +48,50 @@ struct kv_handover_part {
 /// Each message carries the request, layer, tokens, share and plan, and a CRC-32C. `receive` verifies a
 /// message before it writes any of it.
 ///
+/// Memory is the host's, or a device's with an `offload::executor_packer`: `send` packs a share on the stream
+/// behind the layer's fence while the one before is sent, and `receive_async` returns the fence behind which
+/// the layer is in the blocks. Kernels that read the blocks follow the last layer's fence, and so does the
+/// `commit`; blocks that are given up before it go back by `release_after`.
+///
+/// @tparam Packer  moves shares between memory and staging.
 /// @par Complexity   O(bytes): one copy on each side, in addition to those of the transport. The staging
-///   memory holds the largest share of `max_tokens` and is allocated once.
+///   memory of a `host_packer` holds the largest share of `max_tokens` and is allocated once.
 /// @par Thread safety   one thread at a time, which owns the transport.
 /// @par Waits    `send` and `receive` wait for the other side until `by`; `revoke` of the transport ends
-/// waits.
-/// @par Errors   those of the transport, and of `kv_split_plan::pack`; `errc::message_damaged` for bytes that
-///   differ from those sent; `errc::unexpected_part` for another request, layer, range or plan than
-///   expected; `errc::out_of_range` for more than `max_tokens`. The shares before the failed one have been
-///   written: receive the layer again, or compute it.
-template <transport T>
+///   waits. They also wait for the packer's copies of the slots that they use. A call that fails, and the
+///   destructor, wait for the copies under way.
+/// @par Errors   those of the transport, of the packer, and of `kv_split_plan::pack`;
+///   `errc::message_damaged` for bytes that differ from those sent; `errc::unexpected_part` for another
+///   request, layer, range or plan than expected; `errc::out_of_range` for more than `max_tokens`. The shares
+///   before the failed one have been written: receive the layer again, or compute it.
+template <transport T, offload::share_packer Packer = offload::host_packer>
 class kv_handover {
  public:
+  using fence_type = typename Packer::fence_type;
+
   /// @param senders    the transport's rank of each layout in the plan's `from`, in order; `receivers` of its
   ///   `to`.
   /// @throws argument_error  for lists of other lengths than the plan's, ranks that the transport lacks, and
   ///   a rank on both sides, which copies its own shares with `pack` and `unpack`.
   kv_handover(T& ranks, paging::kv_split_plan plan, std::span<const rank_id> senders,
-              std::span<const rank_id> receivers, kv_handover_options options = {});
+              std::span<const rank_id> receivers, kv_handover_options options = {}, Packer packer = {});
+  kv_handover(kv_handover&&) noexcept = default;
+  kv_handover& operator=(kv_handover&&) = delete;
+  ~kv_handover() { settle(); }
 
   /// Sends this rank's shares of a part, in the plan's order.
+  /// @param after  the layer is computed when it has passed.
   result<void> send(const kv_handover_part& part, const kv_memory& memory, std::span<const block_id> blocks,
-                    deadline by);
+                    deadline by, const fence_type& after = {});
   /// Receives this rank's shares of a part, in the plan's order.
   result<void> receive(const kv_handover_part& part, const kv_memory& memory,
                        std::span<const block_id> blocks, deadline by);
+  /// Receives them, and returns the fence behind which they are in the blocks, and all parts received before.
+  result<fence_type> receive_async(const kv_handover_part& part, const kv_memory& memory,
+                                   std::span<const block_id> blocks, deadline by);
 
   [[nodiscard]] const paging::kv_split_plan& plan() const noexcept LLMMEM_LIFETIMEBOUND { return plan_; }
-  [[nodiscard]] std::uint64_t staging_bytes() const noexcept { return staging_.size(); }
+  [[nodiscard]] std::uint64_t staging_bytes() const noexcept { return packer_.staging_bytes(); }
 
  private:
   /// What follows a share's bytes in a message.
@@ -97,6 +106,13 @@ class kv_handover {
     std::uint32_t crc = 0;  // of all before it
   };
   static_assert(sizeof(trailer) == 48);
+  /// What a slot of the packer is in use for.
+  struct slot_use {
+    fence_type fence{};     // of the last copy
+    std::size_t share = 0;  // that is packed into it, to be sent
+    std::uint64_t bytes = 0;
+    bool is_to_send = false;
+  };
 
   [[nodiscard]] trailer expected(std::size_t share, const kv_handover_part& part) const noexcept {
     return {.plan = plan_.fingerprint(),
@@ -116,124 +132,31 @@ class kv_handover {
   template <class Act>
   result<void> each_share(std::span<const rank_id> side, std::uint32_t paging::kv_share::* place,
                           const kv_handover_part& part, Act&& act);
+  [[nodiscard]] std::uint32_t take_slot() noexcept {
+    const std::uint32_t slot = next_;
+    next_ = (next_ + 1) % static_cast<std::uint32_t>(slots_.size());
+    return slot;
+  }
+  result<void> send_packed(std::uint32_t slot, const kv_handover_part& part, deadline by);
+  void settle() noexcept {
+    for (slot_use& each : slots_) {
+      static_cast<void>(packer_.wait(each.fence));
+      each = {};
+    }
+  }
 
   T* ranks_;
   paging::kv_split_plan plan_;
   std::vector<rank_id> senders_;
   std::vector<rank_id> receivers_;
   kv_handover_options options_;
-  detail::fixed_array<std::byte> staging_;
+  Packer packer_;
+  std::vector<slot_use> slots_;
+  std::uint32_t next_ = 0;  // the slot of the next share
+  fence_type last_{};       // of the last share that was received
 };
-
-template <transport T>
-kv_handover<T>::kv_handover(T& ranks, paging::kv_split_plan plan, std::span<const rank_id> senders,
-                            std::span<const rank_id> receivers, kv_handover_options options)
-    : ranks_(&ranks),
-      plan_(std::move(plan)),
-      senders_(senders.begin(), senders.end()),
-      receivers_(receivers.begin(), receivers.end()),
-      options_(std::move(options)) {
-  check_side(senders_, plan_.senders(), "senders");
-  check_side(receivers_, plan_.receivers(), "receivers");
-  for (const rank_id each : senders_) {
-    if (std::ranges::find(receivers_, each) != receivers_.end())
-      throw argument_error(
-          options_.name + ": rank " + std::to_string(to_index(each)) +
-          " is on both sides; copy its own shares with pack() and unpack(), and leave it out");
-  }
-  std::uint64_t largest = 0;
-  for (const paging::kv_share& each : plan_.shares())
-    largest = std::max(largest, plan_.token_bytes(each));
-  const std::uint64_t bytes =
-      checked_add(checked_multiply(largest, options_.max_tokens, "kv_handover: staging"), sizeof(trailer),
-                  "kv_handover: staging");
-  staging_ = {bytes, options_.metadata, "kv_handover: staging"};
-}
-
-template <transport T>
-void kv_handover<T>::check_side(std::span<const rank_id> side, std::size_t layouts, const char* name) const {
-  if (side.size() != layouts)
-    throw argument_error(options_.name + ": " + std::to_string(side.size()) + " " + name +
-                         ", but the plan has " + std::to_string(layouts) + "; give the rank of each layout");
-  for (const rank_id each : side) {
-    if (to_index(each) >= to_number(ranks_->world()))
-      throw argument_error(options_.name + ": rank " + std::to_string(to_index(each)) + " of " + name +
-                           ", but the transport has " + std::to_string(to_number(ranks_->world())) +
-                           " ranks");
-  }
-}
-
-/// Calls `act(share number, message)` for the shares of this rank on a side.
-template <transport T>
-template <class Act>
-result<void> kv_handover<T>::each_share(std::span<const rank_id> side,
-                                        std::uint32_t paging::kv_share::* place, const kv_handover_part& part,
-                                        Act&& act) {
-  if (part.range.first > part.range.end || part.range.end - part.range.first > options_.max_tokens)
-    return refusal(errc::out_of_range, 0, part.range.end - part.range.first, options_.max_tokens);
-  const std::span<const paging::kv_share> shares = plan_.shares();
-  for (std::size_t i = 0; i < shares.size(); ++i) {
-    if (side[shares[i].*place] != ranks_->rank()) continue;
-    const std::uint64_t bytes = plan_.bytes(shares[i], part.range);
-    if (bytes == 0) continue;
-    const std::span<std::byte> message(staging_.data(), static_cast<std::size_t>(bytes + sizeof(trailer)));
-    if (auto done = act(i, message); !done) return done;
-  }
-  return {};
-}
-
-template <transport T>
-result<void> kv_handover<T>::send(const kv_handover_part& part, const kv_memory& memory,
-                                  std::span<const block_id> blocks, deadline by) {
-  const detail::named_range range("kv_handover send");
-  return each_share(
-      senders_, &paging::kv_share::from, part, [&](std::size_t i, std::span<std::byte> message) {
-        const paging::kv_share& share = plan_.shares()[i];
-        const std::size_t bytes = message.size() - sizeof(trailer);
-        if (auto done = plan_.pack(share, part.layer, part.range, memory, blocks, message.first(bytes));
-            !done)
-          return done;
-        trailer end = expected(i, part);
-        std::memcpy(message.data() + bytes, &end, sizeof(end));
-        end.crc = crc32c(0, message.first(message.size() - sizeof(end.crc)));
-        std::memcpy(message.data() + bytes, &end, sizeof(end));
-        return ranks_->send(message, receivers_[share.to], options_.tag, by);
-      });
-}
-
-template <transport T>
-result<void> kv_handover<T>::receive(const kv_handover_part& part, const kv_memory& memory,
-                                     std::span<const block_id> blocks, deadline by) {
-  const detail::named_range range("kv_handover receive");
-  return each_share(receivers_, &paging::kv_share::to, part,
-                    [&](std::size_t i, std::span<std::byte> message) {
-                      const paging::kv_share& share = plan_.shares()[i];
-                      const rank_id sender = senders_[share.from];
-                      if (auto done = ranks_->recv(message, sender, options_.tag, by); !done) return done;
-                      if (auto right = check(message, expected(i, part), sender); !right) return right;
-                      return plan_.unpack(share, part.layer, part.range, memory, blocks,
-                                          message.first(message.size() - sizeof(trailer)));
-                    });
-}
-
-template <transport T>
-result<void> kv_handover<T>::check(std::span<const std::byte> message, const trailer& here,
-                                   rank_id sender) const noexcept {
-  trailer there;
-  std::memcpy(&there, message.data() + message.size() - sizeof(there), sizeof(there));
-  const std::uint32_t crc = crc32c(0, message.first(message.size() - sizeof(there.crc)));
-  if (crc != there.crc) return refusal(errc::message_damaged, to_index(sender), there.crc, crc);
-  const auto differs = [&](std::uint64_t theirs, std::uint64_t ours) {
-    return refusal(errc::unexpected_part, to_index(sender), theirs, ours);
-  };
-  if (there.plan != here.plan) return differs(there.plan, here.plan);
-  if (there.request != here.request) return differs(there.request, here.request);
-  if (there.layer != here.layer) return differs(there.layer, here.layer);
-  if (there.first != here.first) return differs(there.first, here.first);
-  if (there.end != here.end) return differs(there.end, here.end);
-  if (there.share != here.share) return differs(there.share, here.share);
-  return {};
-}
 
 }  // namespace v0
 }  // namespace llmmem
+
+#include <llmmem/pool/detail/kv_handover_body.hpp>

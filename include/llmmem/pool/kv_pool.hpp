@@ -16,6 +16,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -56,6 +57,10 @@ inline namespace v0 {
 /// **Nodes that fetch become holders** once they publish, so a popular prompt has many holders. A request
 /// takes the holder from which its node awaits the fewest blocks.
 ///
+/// **Copies in other domains.** With `kv_pool_options::copies`, nodes of other failure domains fetch and keep
+/// the blocks of hot spans, so that a prompt that is often used survives its host or rack. Rendezvous hashing
+/// picks the nodes, so that all holders of a span ask the same; after a death the next use asks another.
+///
 /// **Only these wait: `wait`, `wait_for_answers` and `progress(wait_ns)`.** There is no thread: a node
 /// answers others in its own `progress`, so an engine calls that in every step. `kv_pool` is for transports
 /// whose owner must take part.
@@ -79,7 +84,7 @@ class kv_pool {
 
   kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_options& options = {});
   /// @pre no `request` is left.
-  ~kv_pool() = default;
+  ~kv_pool();
   kv_pool(const kv_pool&) = delete;
   kv_pool& operator=(const kv_pool&) = delete;
 
@@ -188,10 +193,24 @@ class kv_pool {
   }
   [[nodiscard]] std::uint64_t time_to_ask_again(record& of, std::uint64_t first_ns,
                                                 std::uint32_t times) noexcept;
-  void publish_span(const kv_chain& chain, std::uint64_t span, std::uint64_t chunks) noexcept;
+  void publish(const kv_chain& chain, std::uint64_t tokens, bool is_use) noexcept;
+  void publish_span(const kv_chain& chain, std::uint64_t span, std::uint64_t chunks, bool is_use) noexcept;
+  std::uint32_t publish_blocks(const block_key& span, std::span<const std::uint32_t> digests,
+                               std::span<const std::uint64_t> masks) noexcept;
   void retract(const block_key& span, std::uint32_t group, std::uint32_t place,
                const block_key& key) noexcept;
   void republish() noexcept;
+
+  // Copies in other domains
+  using copy_targets = std::array<seat_id, pool::max_holders>;
+  [[nodiscard]] std::uint32_t targets_of(const block_key& span, copy_targets& into) const noexcept;
+  void use(std::uint32_t entry, const kv_chain& chain, std::uint64_t span, std::uint64_t count,
+           std::span<const std::uint64_t> masks) noexcept;
+  void hear_copy(seat_id from, detail::pool_reader in) noexcept;
+  void begin_copy(seat_id from, std::span<const block_key> keys, std::uint64_t before,
+                  std::span<const std::uint64_t> masks);
+  void end_copies() noexcept;
+  void end_copy(std::size_t place) noexcept;
 
   // Serving
   void serve();
@@ -228,15 +247,17 @@ class kv_pool {
   detail::pool_likeness likeness_{};
   detail::span_table directory_;
   detail::span_table published_;
+  detail::fixed_array<detail::pool_span_use> uses_;    // by entry of `published_`, with copies only
   detail::fixed_array<detail::pool_serving> serving_;  // a ring
   std::size_t serving_first_ = 0;
   std::size_t serving_count_ = 0;
-  std::vector<detail::pool_peer> peers_;  // by seat
-  std::vector<record> requests_;
-  std::uint32_t in_flight_ = 0;    // blocks asked of other nodes
-  bool must_republish_ = false;    // because the set of nodes has changed
-  std::uint32_t republished_ = 0;  // entries looked at in this round
-  bool has_passed_over_ = false;   // some of them, whose receiver was busy: there is another round
+  std::vector<detail::pool_peer> peers_;         // by seat
+  std::vector<record> requests_;                 // of the engine, and behind them those for copies
+  std::vector<std::optional<kv_chain>> copies_;  // the chains of those
+  std::uint32_t in_flight_ = 0;                  // blocks asked of other nodes
+  bool must_republish_ = false;                  // because the set of nodes has changed
+  std::uint32_t republished_ = 0;                // entries looked at in this round
+  bool has_passed_over_ = false;  // some of them, whose receiver was busy: there is another round
   pool::stats counted_{};
 };
 
@@ -298,5 +319,6 @@ kv_pool(Tiers&, Endpoint&, kv_pool_options) -> kv_pool<Tiers, Endpoint>;
 }  // namespace llmmem
 
 #include <llmmem/pool/detail/kv_pool_body.hpp>
+#include <llmmem/pool/detail/kv_pool_copying.hpp>
 #include <llmmem/pool/detail/kv_pool_fetching.hpp>
 #include <llmmem/pool/detail/kv_pool_hearing.hpp>

@@ -38,7 +38,14 @@ struct kv_pool_options {
   /// A digest of the weights, the layout (`kv_layout::fingerprint`) and the split over ranks, which two nodes
   /// must have in common for a block of one to be right in the other. Nodes that differ exchange no blocks.
   std::uint64_t model = 0;
-  std::string name = "kv_pool";  ///< its name in error texts
+  /// Where this node is: a host, a rack. Nodes of one domain may fail together.
+  std::uint32_t domain = 0;
+  /// How many nodes of other domains, each of another one, keep the blocks of a hot span as well: 0 to
+  /// `pool::max_holders` - 1. A node that publishes a hot span asks them to fetch its blocks.
+  std::uint32_t copies = 0;
+  std::uint32_t hot_uses = 2;     ///< a span is hot when this node has published it for so many requests
+  std::uint32_t max_copying = 8;  ///< spans that this node fetches for others at once; it ignores more
+  std::string name = "kv_pool";   ///< its name in error texts
   metadata_source metadata{};
 };
 
@@ -82,6 +89,8 @@ struct stats {
   std::uint64_t directory_spans = 0;   ///< spans that this node remembers now
   std::uint64_t dropped_messages = 0;  ///< messages not sent, because the receiver had not read earlier ones
   std::uint64_t posted_messages = 0;   ///< small messages sent: questions, answers, announcements
+  std::uint64_t ordered_copies = 0;    ///< hot spans that nodes of other domains were asked to keep
+  std::uint64_t copied_spans = 0;      ///< spans that this node keeps because it was asked to
   std::uint64_t metadata_bytes = 0;
 };
 

@@ -135,6 +135,45 @@ template <class Cache, offload::kv_mover Mover, class... Tiers>
 template <class Elsewhere>
 offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::lookup_with(
     const kv_chain& chain, std::uint64_t first, std::uint64_t chunks, Elsewhere&& elsewhere) const noexcept {
+  offload::kv_lookup_result out = each_hit(chain, first, chunks, elsewhere, [](const auto&) noexcept {});
+  if constexpr (detail::cache_view<Cache>::is_hybrid) {
+    each_needed(chain, first, out.tokens, now(), [&](std::size_t, offload::answer, std::size_t tier) {
+      ++(tier < tiers ? out.blocks[tier] : out.elsewhere);
+    });
+  }
+  return out;
+}
+
+/// Calls `f(group, answer, tier)` for each block after the first `first` tokens that a load of `tokens`
+/// tokens needs.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+template <class F>
+void kv_tiers<Cache, Mover, Tiers...>::each_needed(const kv_chain& chain, std::uint64_t first,
+                                                   std::uint64_t tokens, std::uint64_t at,
+                                                   F&& f) const noexcept {
+  if (tokens <= first) return;
+  const std::uint64_t step = chain.chunk_tokens();
+  for (std::size_t g = 0; g < groups_; ++g) {
+    const layer_group& group = view_.groups()[g];
+    detail::for_each_needed(group, tokens, [&](std::uint64_t index) {
+      const std::uint64_t end = (index + 1) * group.block_tokens;
+      if (end <= first) return;
+      const block_key& key = chain.keys()[static_cast<std::size_t>(end / step - 1)];
+      const auto found = look(g, detail::tier_key(key, g), at);
+      f(g, found.first, found.second.tier);
+    });
+  }
+}
+
+/// Calls `on_hit(result)` for each length that can be loaded, from the shortest on, with the blocks by tier
+/// if the cache has one group; returns the last one.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+template <class Elsewhere, class OnHit>
+offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::each_hit(const kv_chain& chain,
+                                                                     std::uint64_t first,
+                                                                     std::uint64_t chunks,
+                                                                     Elsewhere&& elsewhere,
+                                                                     OnHit&& on_hit) const noexcept {
   constexpr std::uint64_t ahead = 4;  // how many lookups ahead their cache lines are prefetched
   const std::span<const layer_group> groups = view_.groups();
   const std::uint64_t at = now();
@@ -173,19 +212,7 @@ offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::lookup_with(
         out.elsewhere = from_elsewhere;
       }
       if (c == chunks) out.next = offload::answer::hit;
-    }
-  }
-  if constexpr (detail::cache_view<Cache>::is_hybrid) {
-    if (out.tokens > first) {
-      for (std::size_t g = 0; g < groups_; ++g) {
-        detail::for_each_needed(groups[g], out.tokens, [&](std::uint64_t index) {
-          const std::uint64_t end = (index + 1) * groups[g].block_tokens;
-          if (end <= first) return;
-          const block_key& key = chain.keys()[static_cast<std::size_t>(end / step - 1)];
-          const std::size_t tier = look(g, detail::tier_key(key, g), at).second.tier;
-          ++(tier < tiers ? out.blocks[tier] : out.elsewhere);
-        });
-      }
+      on_hit(std::as_const(out));
     }
   }
   return out;

@@ -23,7 +23,11 @@ result<typename kv_tiers<Cache, Mover, Tiers...>::load> kv_tiers<Cache, Mover, T
   if (!continues(sequence, chain, have)) return refusal(errc::not_a_prefix, sequence.slot, have, 0);
   proceed();
   const std::uint64_t whole = chain.keys().size();
-  const std::uint64_t limit = limits.upto >= chain.tokens() ? whole : limits.upto / step;
+  std::uint64_t limit = limits.upto >= chain.tokens() ? whole : limits.upto / step;
+  if (limits.costs) {
+    const std::uint64_t worth = choose_load(chain, have, limit < whole ? limit : whole, *limits.costs).tokens;
+    limit = (worth + step - 1) / step;
+  }
   const offload::kv_lookup_result where =
       lookup_with(chain, have, limit < whole ? limit : whole,
                   [](std::size_t, std::uint64_t, offload::answer) noexcept { return false; });

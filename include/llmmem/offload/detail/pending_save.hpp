@@ -17,7 +17,8 @@ namespace detail {
 
 /// Waits for a copy of a mover, and returns its outcome if the fence reports one.
 template <class Fence>
-[[nodiscard]] result<void> settled(const Fence& fence) noexcept {
+[[nodiscard]] result<void> settled(const Fence& fence,
+                                   const char* where = "kv_tiers: a copy of the mover") noexcept {
   if constexpr (requires { fence.settled(); }) {
     return fence.settled();
   } else {
@@ -25,7 +26,7 @@ template <class Fence>
       fence.wait();
       return {};
     } catch (...) {  // for example, the device is lost, and the outcome of the copy unknown
-      return failure{.code = errc::completion_lost, .where = "kv_tiers: a copy of the mover"};
+      return failure{.code = errc::completion_lost, .where = where};
     }
   }
 }

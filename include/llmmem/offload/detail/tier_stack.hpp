@@ -304,6 +304,14 @@ class kv_tier_stack {
   void for_each_level(F&& f) const {
     each_level(*this, f);
   }
+  /// Calls `f(k, group)` for each block on its way between tier k and the first one.
+  template <class F>
+  void for_each_transfer(F&& f) const {
+    each_lower(*this, [&](std::size_t k, const auto& level) {
+      for (std::size_t i = 0; i < level.transfer_count; ++i)
+        f(k, std::size_t{level.transfers[i].group});
+    });
+  }
   [[nodiscard]] const failure& last_failure() const noexcept { return last_failure_; }
   void count_loaded(std::size_t k) noexcept {
     with(k, [&](auto& level) { ++level.counted.loaded; });

@@ -186,6 +186,14 @@ inline std::uint64_t kv_split_plan::token_bytes(const kv_share& share) const noe
   return bytes;
 }
 
+inline std::uint64_t kv_split_plan::token_vectors(const kv_share& share) const noexcept {
+  const kv_layout& of = from_[share.from];
+  std::uint64_t vectors = 0;
+  for (std::uint32_t p = 0; p < of.planes(); ++p)
+    vectors += detail::is_common(of.role_of(p)) ? (share.has_common ? 1U : 0U) : share.heads;
+  return vectors;
+}
+
 inline result<void> kv_split_plan::check(side of, const kv_share& share, std::uint32_t layer,
                                          token_range range, const kv_memory& memory,
                                          std::span<const block_id> table,
@@ -242,6 +250,25 @@ void kv_split_plan::each_run(side of, const kv_share& share, std::uint32_t layer
       }
     }
   }
+}
+
+template <class Visit>
+result<void> kv_split_plan::each_packed(const kv_share& share, std::uint32_t layer, token_range range,
+                                        const kv_memory& memory, std::span<const block_id> table,
+                                        Visit&& visit) const noexcept {
+  if (auto fits = check(side::sender, share, layer, range, memory, table, bytes(share, range)); !fits)
+    return fits;
+  each_run(side::sender, share, layer, range, memory, table, visit);
+  return {};
+}
+template <class Visit>
+result<void> kv_split_plan::each_unpacked(const kv_share& share, std::uint32_t layer, token_range range,
+                                          const kv_memory& memory, std::span<const block_id> table,
+                                          Visit&& visit) const noexcept {
+  if (auto fits = check(side::receiver, share, layer, range, memory, table, bytes(share, range)); !fits)
+    return fits;
+  each_run(side::receiver, share, layer, range, memory, table, visit);
+  return {};
 }
 
 inline result<void> kv_split_plan::pack(const kv_share& share, std::uint32_t layer, token_range range,

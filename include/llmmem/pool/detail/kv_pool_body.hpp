@@ -25,9 +25,12 @@ kv_pool<Tiers, Endpoint>::kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_opt
       likeness_(own_likeness()),
       directory_(options.directory_spans, groups_, options.metadata),
       published_(options.directory_spans, groups_, options.metadata),
+      uses_(options.copies == 0 ? 0 : options.directory_spans, detail::pool_span_use{}, options.metadata,
+            "kv_pool: uses of spans"),
       serving_(options.max_serving, detail::pool_serving{}, options.metadata, "kv_pool: blocks to send"),
       peers_(end.seats()),
-      requests_(options.max_requests) {
+      requests_(std::size_t{options.max_requests} + options.max_copying),
+      copies_(options.max_copying) {
   // Random generations, because other nodes may still send blocks for requests of an earlier pool of this
   // endpoint.
   for (record& each : requests_)
@@ -47,6 +50,13 @@ kv_pool_options kv_pool<Tiers, Endpoint>::checked(const kv_pool_options& options
   if (options.max_serving == 0) refuse("max_serving");
   if (options.directory_spans == 0) refuse("directory_spans");
   if (options.ask_again_ns == 0) refuse("ask_again_ns");
+  if (options.copies != 0 && options.hot_uses == 0) refuse("hot_uses");
+  if (options.copies >= pool::max_holders) {
+    throw argument_error(options.name + ": copies is " + std::to_string(options.copies) +
+                         "; the directory names " + std::to_string(pool::max_holders) +
+                         " holders of a span, so at most " + std::to_string(pool::max_holders - 1) +
+                         " are found");
+  }
   return options;
 }
 
@@ -54,7 +64,7 @@ template <class Tiers, endpoint Endpoint>
 detail::pool_likeness kv_pool<Tiers, Endpoint>::own_likeness() const {
   const auto& cache = tiers_->cache();
   const std::span<const layer_group> groups = tiers_->groups();
-  detail::pool_likeness out{.magic = 0x6C70'766B, .version = 1, .model = options_.model};
+  detail::pool_likeness out{.magic = 0x6C70'766B, .version = 2, .model = options_.model};
   out.groups = static_cast<std::uint32_t>(groups_);
   std::array<token_id, 4> some{};
   for (std::size_t i = 0; i < some.size(); ++i)
@@ -106,7 +116,8 @@ template <class Tiers, endpoint Endpoint>
 pool::stats kv_pool<Tiers, Endpoint>::stats() const noexcept {
   pool::stats out = counted_;
   out.directory_spans = directory_.size();
-  out.metadata_bytes = directory_.metadata_bytes() + published_.metadata_bytes() + serving_.bytes();
+  out.metadata_bytes =
+      directory_.metadata_bytes() + published_.metadata_bytes() + uses_.bytes() + serving_.bytes();
   return out;
 }
 
@@ -119,6 +130,7 @@ void kv_pool<Tiers, Endpoint>::progress() {
   for (std::uint32_t i = 0; i < requests_.size(); ++i) {
     if (requests_[i].is_live) proceed(i);
   }
+  end_copies();
   republish();
 }
 
@@ -205,17 +217,23 @@ void kv_pool<Tiers, Endpoint>::find_holders(const block_key& span, std::span<con
 
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::publish(const kv_chain& chain, std::uint64_t tokens) noexcept {
+  publish(chain, tokens, true);
+}
+
+/// @param is_use  whether a request has used the chain; counts for hot spans.
+template <class Tiers, endpoint Endpoint>
+void kv_pool<Tiers, Endpoint>::publish(const kv_chain& chain, std::uint64_t tokens, bool is_use) noexcept {
   if (tiers_->cache().epoch() != epoch_) begin_epoch();
   if (chain.epoch() != epoch_ || chain.chunk_tokens() != likeness_.chunk_tokens) return;
   std::uint64_t chunks = tokens >= chain.tokens() ? chain.keys().size() : tokens / chain.chunk_tokens();
   if (chunks > chain.keys().size()) chunks = chain.keys().size();
   for (std::uint64_t span = 0; span * pool::span_chunks < chunks; ++span)
-    publish_span(chain, span, chunks);
+    publish_span(chain, span, chunks, is_use);
 }
 
 template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::publish_span(const kv_chain& chain, std::uint64_t span,
-                                            std::uint64_t chunks) noexcept {
+void kv_pool<Tiers, Endpoint>::publish_span(const kv_chain& chain, std::uint64_t span, std::uint64_t chunks,
+                                            bool is_use) noexcept {
   const std::uint64_t first = span * pool::span_chunks;
   std::array<std::uint32_t, pool::span_chunks> digests{};
   std::uint64_t count = digests_of(chain, span, digests);
@@ -231,25 +249,39 @@ void kv_pool<Tiers, Endpoint>::publish_span(const kv_chain& chain, std::uint64_t
       if (has == offload::answer::hit || has == offload::answer::pending) masks[g] |= std::uint64_t{1} << i;
     }
   }
-  const block_key& key = chain.keys()[static_cast<std::size_t>(first)];
+  const std::span<const std::uint64_t> has = std::span(masks).first(groups_);
+  const std::uint32_t entry = publish_blocks(chain.keys()[static_cast<std::size_t>(first)], told, has);
+  if (is_use && entry != detail::span_table::none) use(entry, chain, span, count, has);
+}
+
+/// Announces which blocks of a span this node has, unless it has done so. Returns its record of them.
+template <class Tiers, endpoint Endpoint>
+std::uint32_t kv_pool<Tiers, Endpoint>::publish_blocks(const block_key& span,
+                                                       std::span<const std::uint32_t> digests,
+                                                       std::span<const std::uint64_t> masks) noexcept {
+  const std::size_t count = digests.size();
   const std::uint64_t bits = count < 64 ? (std::uint64_t{1} << count) - 1 : ~std::uint64_t{0};
-  bool is_known = false;
-  published_.for_each_of(key, [&](std::uint32_t entry) {
+  std::uint32_t known = detail::span_table::none;
+  published_.for_each_of(span, [&](std::uint32_t entry) {
     if (published_.at(entry).chunks < count) return;
-    if (detail::span_table::common(published_.at(entry), told) != count) return;
+    if (detail::span_table::common(published_.at(entry), digests) != count) return;
     bool is_same = true;
     for (std::size_t g = 0; g < groups_; ++g)
       is_same = is_same && (published_.masks(entry)[g] & bits) == masks[g];
-    is_known = is_known || is_same;
+    if (is_same) known = entry;
   });
-  if (is_known) return;
-  const std::uint32_t entry = published_.put(key, self(), nonce_, told, std::span(masks).first(groups_));
-  if (entry == detail::span_table::none) return;
-  const seat_id directory = directory_of(key);
-  if (directory == self() || may_post(directory)) return post_published(entry);
+  if (known != detail::span_table::none) return known;
+  const std::uint32_t entry = published_.put(span, self(), nonce_, digests, masks);
+  if (entry == detail::span_table::none) return entry;
+  const seat_id directory = directory_of(span);
+  if (directory == self() || may_post(directory)) {
+    post_published(entry);
+    return entry;
+  }
   published_.at(entry).place = to_index(no_seat);
   has_passed_over_ = has_passed_over_ || must_republish_;  // a round in progress continues
   if (!std::exchange(must_republish_, true)) republished_ = 0;
+  return entry;
 }
 
 /// Corrects the directory because this node no longer has a block. It does so even if this node has forgotten
@@ -301,7 +333,7 @@ void kv_pool<Tiers, Endpoint>::republish() noexcept {
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::post(seat_id to, detail::pool_frame kind,
                                     const detail::pool_writer& message) noexcept {
-  if (!message.is_complete()) return;  // cannot happen: the largest message has 600 bytes
+  if (!message.is_complete()) return;  // cannot happen: the largest message has 1,200 bytes
   ++counted_.posted_messages;
   end_->post(to, frame_header{.kind = static_cast<std::uint16_t>(kind)}, message.bytes());
 }
@@ -331,6 +363,7 @@ void kv_pool<Tiers, Endpoint>::post_hello(seat_id to) noexcept {
   if (to == self() || to_index(to) >= peers_.size()) return;
   detail::pool_writer out;
   out.put(likeness_);
+  out.put(options_.domain);
   out.put(nonce_);
   post(to, detail::pool_frame::hello, out);
 }

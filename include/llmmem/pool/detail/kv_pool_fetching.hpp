@@ -27,12 +27,12 @@ result<typename kv_pool<Tiers, Endpoint>::request> kv_pool<Tiers, Endpoint>::ask
   }
   if (epoch != epoch_) begin_epoch();
   std::uint32_t slot = 0;
-  while (slot < requests_.size() && requests_[slot].is_live)
+  while (slot < options_.max_requests && requests_[slot].is_live)
     ++slot;
-  if (slot == requests_.size()) {
+  if (slot == options_.max_requests) {
     return failure{.code = errc::table_full,
-                   .wanted = requests_.size() + 1,
-                   .found = requests_.size(),
+                   .wanted = std::uint64_t{options_.max_requests} + 1,
+                   .found = options_.max_requests,
                    .where = options_.name};
   }
   record& made = requests_[slot];
@@ -273,7 +273,8 @@ std::uint32_t kv_pool<Tiers, Endpoint>::choose_holder(const record& of, const pa
 template <class Tiers, endpoint Endpoint>
 bool kv_pool<Tiers, Endpoint>::take_slot(record& of, part& each) noexcept {
   const block_key& key = key_of(of, each);
-  const std::uint64_t parent = each.chunk == 0 ? 0 : paging::key_digest(of.chain->keys()[each.chunk - 1]);
+  const std::uint64_t parent =
+      each.chunk == 0 ? of.before : paging::key_digest(of.chain->keys()[each.chunk - 1]);
   if (const auto slot = tiers_->begin_arrival(each.group, key, parent)) {
     each.block = *slot;
     each.received = 0;
@@ -403,7 +404,7 @@ pool::fetch_result kv_pool<Tiers, Endpoint>::finish(std::uint32_t slot) noexcept
     out.late_blocks += each.state == part_state::late ? 1U : 0U;
     out.without_slot += each.state == part_state::no_slot ? 1U : 0U;
   }
-  if (out.blocks != 0) publish(*of.chain, out.tokens);
+  if (out.blocks != 0) publish(*of.chain, out.tokens, false);
   for (part& each : of.parts)
     let_go(each);
   of.is_live = false;

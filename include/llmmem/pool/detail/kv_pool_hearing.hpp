@@ -120,6 +120,8 @@ void kv_pool<Tiers, Endpoint>::on_message(seat_id from, const frame_header& fram
       return hear_missing(from, in);
     case pool_frame::gone:
       return hear_gone(from, in);
+    case pool_frame::copy:
+      return hear_copy(from, in);
     default:
       ++counted_.refused_frames;
   }
@@ -128,6 +130,7 @@ void kv_pool<Tiers, Endpoint>::on_message(seat_id from, const frame_header& fram
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::hear_hello(seat_id from, detail::pool_reader in) noexcept {
   const auto like = in.take<detail::pool_likeness>();
+  const auto domain = in.take<std::uint32_t>();
   const auto nonce = in.take<std::uint64_t>();
   if (!in.is_over()) {
     ++counted_.refused_frames;
@@ -139,6 +142,7 @@ void kv_pool<Tiers, Endpoint>::hear_hello(seat_id from, detail::pool_reader in) 
   forget_peer(from, false);  // a greeting does not prove a death; the endpoint reports deaths
   peer.likeness = like;
   peer.nonce = nonce;
+  peer.domain = domain;
   peer.state = like == likeness_ ? pool::peer_state::present : pool::peer_state::different;
   must_republish_ = true;
   republished_ = 0;

@@ -66,6 +66,7 @@ struct pool_record {
   bool is_late = false;
   std::uint32_t generation = 1;
   const kv_chain* chain = nullptr;
+  std::uint64_t before = 0;  ///< digest of the key before the chain's first: of a span that is copied
   std::uint64_t deadline = 0;
   std::uint64_t first_span = 0;  ///< the first span of the chain that was asked for
   std::size_t asked_spans = 0;   ///< the questions for all spans before this one have been sent
@@ -107,11 +108,21 @@ struct pool_likeness {
   friend constexpr bool operator==(const pool_likeness&, const pool_likeness&) noexcept = default;
 };
 
+/// The uses of a span that this node has published, and the copies that it asked for.
+struct pool_span_use {
+  block_key span{};
+  std::uint32_t uses = 0;
+  std::uint32_t copied_uses = 0;    ///< when it asked last
+  std::uint32_t copied_chunks = 0;  ///< how many it named then
+  std::uint64_t copied_by = 0;      ///< digest of the nodes that it asked
+};
+
 /// What this node knows of another node.
 struct pool_peer {
   pool::peer_state state = pool::peer_state::absent;
   pool_likeness likeness{};
   std::uint64_t nonce = 0;
+  std::uint32_t domain = 0;
   std::uint64_t slow_until = 0;
   std::uint32_t outstanding = 0;  ///< blocks that this node awaits from it
 };

@@ -28,6 +28,7 @@ enum class pool_frame : std::uint16_t {
   data,       ///< bytes of a block
   gone,       ///< the sender no longer holds this block of a span
   get_again,  ///< as `get`, for blocks that were requested before
+  copy,       ///< the sender holds these blocks of a hot span: hold them, too
 };
 
 /// Writes numbers and keys into a message, one after another.

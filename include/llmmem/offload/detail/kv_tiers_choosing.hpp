@@ -1,0 +1,62 @@
+/// @file
+/// Bodies of kv_tiers.hpp: how much of a prompt is worth loading. Only that file includes this one.
+#pragma once
+
+#include <llmmem/offload/kv_tiers.hpp>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// Chooses among the lengths of the chain's first `chunks` chunks that can be loaded, now or after a wait.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+offload::load_choice kv_tiers<Cache, Mover, Tiers...>::choose_load(
+    const kv_chain& chain, std::uint64_t first, std::uint64_t chunks,
+    const offload::load_costs& costs) const noexcept {
+  offload::load_costs with_ours = costs;
+  add_pending(with_ours);
+  offload::load_chooser chooser(with_ours, first, chain.tokens());
+  each_hit(
+      chain, first, chunks,
+      [](std::size_t, std::uint64_t, offload::answer found) noexcept {
+        return found == offload::answer::pending;
+      },
+      [&](const offload::kv_lookup_result& found) noexcept {
+        offload::loadable_length length{.tokens = found.tokens};
+        if constexpr (detail::cache_view<Cache>::is_hybrid) {
+          // No earlier than the scan: a tier that answered then is not quiet now.
+          each_needed(chain, first, found.tokens, now(),
+                      [&](std::size_t g, offload::answer what, std::size_t tier) {
+                        const bool is_pending = what == offload::answer::pending || tier >= tiers;
+                        (is_pending ? length.pending_bytes : length.bytes[tier]) += mover_.block_bytes(g);
+                      });
+        } else {
+          for (std::size_t k = 0; k < tiers; ++k)
+            length.bytes[k] = found.blocks[k] * mover_.block_bytes(0);
+          length.pending_bytes = found.elsewhere * mover_.block_bytes(0);
+        }
+        chooser.offer(length);
+      });
+  return chooser.choice();
+}
+
+/// Adds the bytes that the tiers still move over each link, or will for the loads under way.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::add_pending(offload::load_costs& costs) const noexcept {
+  stack_.for_each_transfer(
+      [&](std::size_t k, std::size_t group) { costs.links[k].pending_bytes += mover_.block_bytes(group); });
+  for (std::size_t i = 0; i < save_count_; ++i)
+    costs.links[0].pending_bytes += mover_.block_bytes(saves_[i].group);
+  for (const record& of : loads_) {
+    if (of.state != record::phase::running) continue;
+    for (const part& each : of.parts) {
+      const std::uint64_t bytes = mover_.block_bytes(each.group);
+      if (each.state == part_state::queued) costs.links[each.tier].pending_bytes += bytes;
+      if (each.state == part_state::queued || each.state == part_state::reading ||
+          each.state == part_state::ready)
+        costs.links[0].pending_bytes += bytes;
+    }
+  }
+}
+
+}  // namespace v0
+}  // namespace llmmem
