@@ -311,8 +311,8 @@ TEST_SUITE("integer_attention") {
                                 .log_sum_exp = logs.data()};
           paged_attention(
               host_vector_executor(path), tables, {.rows = static_cast<std::uint64_t>(all.codes)},
-              {reinterpret_cast<const std::byte*>(queries.data()), 32 * heads, 32},
-              {reinterpret_cast<std::byte*>(out.data()), 32 * heads, 32},
+              {reinterpret_cast<const std::byte*>(queries.data()), std::uint64_t{32} * heads, 32},
+              {reinterpret_cast<std::byte*>(out.data()), std::uint64_t{32} * heads, 32},
               {const_cast<std::byte*>(all.cache.data()), static_cast<std::uint64_t>(all.codes), all.layout},
               0, {}, how)
               .value();

@@ -18,6 +18,8 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
+// NOLINTBEGIN(cppcoreguidelines-pro-type-member-init): tiles are large, and written before they are read
+
 /// Tokens of a tile: a plane's codes, their scales and what scales these.
 template <std::size_t Tokens>
 struct basic_code_rows {
@@ -31,6 +33,8 @@ struct basic_code_tile {
   basic_code_rows<Tokens> values;
   std::uint32_t count = 0;
 };
+
+// NOLINTEND(cppcoreguidelines-pro-type-member-init)
 
 template <std::size_t Tokens>
 void add_code_run(const coded_plane& plane, const coded_head& head, const token_place& first,

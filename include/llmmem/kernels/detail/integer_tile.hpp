@@ -23,6 +23,8 @@ namespace detail {
 
 // Products below are of a tile's lengths, at most 16384. Tiles are large, and written before they are read.
 // NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result, cppcoreguidelines-pro-type-member-init)
+// NOLINTBEGIN(modernize-use-using, modernize-use-auto, modernize-loop-convert): `using` and `auto` would lose
+// the vectors' size, and loops over vectors are unrolled by their number.
 
 /// Tokens of a tile, whose weights share a scale; and words of a vector of `vector_elements` codes, of which
 /// those of four bits take two each.
@@ -417,6 +419,7 @@ inline void attend_integers_baseline(const attention_codes& codes, const integer
 }
 #endif
 
+// NOLINTEND(modernize-use-using, modernize-use-auto, modernize-loop-convert)
 // NOLINTEND(bugprone-implicit-widening-of-multiplication-result, cppcoreguidelines-pro-type-member-init)
 
 }  // namespace detail
