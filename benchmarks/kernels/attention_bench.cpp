@@ -3,13 +3,15 @@
 //   attend/<cache's type or named form>/<query heads for each of the cache's>/<path>
 //                  8 sequences over a cache of LLMMEM_BENCH_ATTENTION_MIB (256) with 8 heads of 128, in
 //                  blocks of 16 tokens in random order
+//   integers/...   the same by integer dots
 //   latents/<bytes of a record>/<query heads>/<path>
 //                  a sequence of 16 MiB of records of latents, in blocks of 64 tokens in random order
 //   reproducible   the same by the executor whose bits are those of a device
 //
 // Counters: gb_per_s, of keys and values, each counted once; gflop_per_s, two for each product and sum;
 // of_limit, the share of the smaller of two limits, measured before the first row: the rate at which the core
-// reads the same bytes in their own order, and its multiplications and additions in registers.
+// reads the same bytes in their own order, and its multiplications and additions in registers (of bytes, for
+// integer dots).
 
 #include <llmmem/kernels/host_vector_executor.hpp>
 #include <llmmem/kernels/latent_tokens.hpp>
@@ -107,6 +109,51 @@ float products_baseline(std::uint64_t turns) {
 }
 #endif
 
+template <unsigned N, detail::byte_dots Dots>
+[[gnu::always_inline]] inline std::int32_t add_bytes(std::uint64_t turns) {
+  detail::integer_lanes<N> sum[12];
+  for (unsigned j = 0; j < 12; ++j)
+    sum[j] = detail::integer_lanes<N>{} + static_cast<std::int32_t>(j);
+  const detail::word_lanes<N> a = detail::word_lanes<N>{} + static_cast<std::uint32_t>(turns);
+  for (std::uint64_t i = 0; i < turns; ++i) {
+    LLMMEM_LANES_UNROLL
+    for (unsigned j = 0; j < 12; ++j) {
+      // Of the sums themselves: else a compiler computes the products once.
+      const detail::word_lanes<N> b = reinterpret_cast<detail::word_lanes<N>>(sum[j]);
+      detail::add_byte_products<N, Dots>(a, b, sum[j]);
+    }
+  }
+  std::int32_t all = 0;
+  for (const auto& lanes : sum)
+    all += lanes[0];
+  return all;
+}
+std::int32_t bytes_baseline(std::uint64_t turns) {
+  return add_bytes<4, detail::byte_dots::by_halves>(turns);
+}
+#if defined(__x86_64__)
+[[gnu::target("avx2,fma")]] std::int32_t bytes_avx2(std::uint64_t turns) {
+  return add_bytes<8, detail::byte_dots::by_halves>(turns);
+}
+[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]] std::int32_t bytes_avx512(
+    std::uint64_t turns) {
+  return add_bytes<16, detail::byte_dots::by_fours>(turns);
+}
+#endif
+
+/// Multiplications and additions of bytes a second.
+double byte_arithmetic_of(vector_path path) {
+  constexpr std::uint64_t turns = 1'000'000;
+  const double seconds = best_seconds([&] {
+#if defined(__x86_64__)
+    if (path == vector_path::avx512) return benchmark::DoNotOptimize(bytes_avx512(turns));
+    if (path == vector_path::avx2) return benchmark::DoNotOptimize(bytes_avx2(turns));
+#endif
+    benchmark::DoNotOptimize(bytes_baseline(turns));
+  });
+  return 2.0 * 4 * 12 * detail::lanes_in(path) * static_cast<double>(turns) / seconds;
+}
+
 /// Multiplications and additions a second.
 double arithmetic_of(vector_path path) {
   constexpr std::uint64_t turns = 1'000'000;
@@ -161,7 +208,9 @@ void attend(benchmark::State& state, const kv_layout& layout, std::uint32_t grou
             attention_arithmetic arithmetic, vector_path path) {
   static const cache_memory memory(cache_bytes());
   const double read = read_rate(memory);
-  const double products = arithmetic_of(path);
+  path = arithmetic == attention_arithmetic::host_integers ? detail::integer_path(path) : path;
+  const double products =
+      arithmetic == attention_arithmetic::host_integers ? byte_arithmetic_of(path) : arithmetic_of(path);
   const std::uint64_t blocks = cache_bytes() / layout.block_bytes();
   set_scales(memory, layout, blocks);
   std::vector<std::int32_t> table(blocks);
@@ -275,8 +324,12 @@ const bool are_registered = [] {
         if (!has_vector_path(path)) continue;
         const std::string name = "attend/" + std::string(paging::name_of(form)) + "/" +
                                  std::to_string(group) + "/" + to_text(path);
-        benchmark::RegisterBenchmark(name.c_str(), attend, paging::in_form(shape_of(dtype::bf16), form),
-                                     group, attention_arithmetic::host_vectors, path);
+        const kv_layout layout = paging::in_form(shape_of(dtype::bf16), form);
+        benchmark::RegisterBenchmark(name.c_str(), attend, layout, group, attention_arithmetic::host_vectors,
+                                     path);
+        if (!detail::check_integers(layout)) continue;
+        benchmark::RegisterBenchmark(("integers" + name.substr(name.find('/'))).c_str(), attend, layout,
+                                     group, attention_arithmetic::host_integers, path);
       }
     }
   }

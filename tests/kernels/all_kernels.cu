@@ -4,6 +4,7 @@
 #include <llmmem/kernels/block_summary.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/fill_verify.hpp>
+#include <llmmem/kernels/kept_tokens.hpp>
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
 #include <llmmem/kernels/kv_digest.hpp>
@@ -16,6 +17,7 @@
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
+#include <llmmem/kernels/select_tokens.hpp>
 #include <llmmem/kernels/select_top.hpp>
 #include <llmmem/kernels/token_lists.hpp>
 #include <llmmem/kernels/xor_blocks.hpp>
@@ -135,6 +137,15 @@ result<void> sparse_kernels(cudaStream_t stream, const top_scores& scores,
     return done;
   if (auto done = list_block_tokens(run, blocks, chosen); !done) return done;
   return paged_attention(run, lists, rows, in, out, cache, 0, workspace, options);
+}
+
+result<void> keeping_kernels(cudaStream_t stream, const token_scores& scores, const token_budget& budget,
+                             std::int32_t* chosen, const kv_memory& to, const kv_memory& from,
+                             const padded_table_view& fresh, const csr_table_view& tables,
+                             const kept_tokens& kept) {
+  const device_executor run(stream);
+  if (auto done = select_tokens(run, scores, budget, chosen, budget.budget); !done) return done;
+  return copy_kept_tokens(run, to, fresh, from, tables, kept, 0);
 }
 
 template <block_list Blocks>

@@ -26,7 +26,10 @@ namespace {
 
 using namespace llmmem;
 using namespace llmmem_tests;
+using llmmem::paging::scale_group;
 using llmmem::testing::grid_executor;
+
+constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 
 /// The tables themselves.
 struct no_lists {
@@ -111,7 +114,286 @@ void each_output(const coded_world& of, const std::vector<std::byte>& codes,
   }
 }
 
+/// How far the products of a row's query head and its outputs may be from those of floats, by the bounds of
+/// `host_integers`.
+struct integer_bounds {
+  double product = 0;
+  std::vector<double> outputs{};
+};
+integer_bounds bounds_of(const coded_world& of, std::uint64_t row, std::uint32_t query) {
+  const attention_world& world = of.floats;
+  const kv_layout& layout = world.layout;
+  const std::uint32_t head = query / world.group;
+  const std::int32_t sequence =
+      world.sequences.empty() ? static_cast<std::int32_t>(row) : world.sequences[row];
+  const std::int64_t end =
+      world.lengths.empty() ? world.tokens[static_cast<std::size_t>(sequence)] : world.lengths[row];
+  const std::int64_t first =
+      world.options.window == 0 ? 0 : std::max<std::int64_t>(0, end - std::int64_t{world.options.window});
+  const double scale = world.options.scale != 0
+                           ? static_cast<double>(world.options.scale)
+                           : 1 / std::sqrt(static_cast<double>(layout.vector_elements(0)));
+  const std::byte* const asked =
+      world.queries.data() + row * world.query_strides[0] + query * world.query_strides[1];
+  double largest = 0;
+  for (std::uint64_t e = 0; e < layout.vector_elements(0); ++e)
+    largest = std::max(largest, std::fabs(static_cast<double>(load_element(dtype::f32, asked + 4 * e))));
+  integer_bounds out;
+  std::vector<double> products;
+  std::vector<double> sizes;  // of the values, over the scale of the tokens
+  for (std::int64_t t = first; t < end; ++t) {
+    double product = 0;
+    double size = 0;
+    for (std::uint64_t e = 0; e < layout.vector_elements(0); ++e) {
+      const double key = static_cast<double>(
+          load_element(dtype::f32, world.cache.data() + world.place(0, sequence, t, head) + 4 * e));
+      product += key * static_cast<double>(load_element(dtype::f32, asked + 4 * e));
+      size += std::fabs(key);
+    }
+    products.push_back(product * scale);
+    out.product = std::max(out.product, size * scale * largest / 254);
+  }
+  out.product += 1e-5;
+  double most = -std::numeric_limits<double>::infinity();
+  for (const double each : products)
+    most = std::max(most, each);
+  double total = 0;
+  double weighted = 0;  // the largest weight times a value's scale
+  const kv_layout& coded = of.codes.layout;
+  const auto each_tokens = static_cast<std::int64_t>(coded.block_tokens);
+  std::vector<double> scales;
+  for (std::size_t i = 0; i < products.size(); ++i) {
+    const double weight = std::exp(products[i] - most);
+    total += weight;
+    const std::int64_t position = first + static_cast<std::int64_t>(i);
+    const auto block = static_cast<std::uint64_t>(
+        world.tables[static_cast<std::size_t>(sequence)][static_cast<std::size_t>(position / each_tokens)]);
+    const auto token = static_cast<std::uint64_t>(position % each_tokens);
+    // The scale is what a code of 1 would be.
+    double of_code = 0;
+    const std::byte* const codes =
+        of.codes.cache.data() + coded.strides(1, of.codes.blocks).offset(of.codes.layer, block, token, head);
+    for (std::uint64_t e = 0; e < layout.vector_elements(1); ++e) {
+      const float code = number_of_code(coded.element_of(1), codes, e);
+      if (code != 0)
+        of_code = static_cast<double>(load_element(
+                      dtype::f32, world.cache.data() + world.place(1, sequence, position, head) + 4 * e)) /
+                  static_cast<double>(code);
+    }
+    scales.push_back(of_code);
+    weighted = std::max(weighted, weight * of_code);
+  }
+  const double swing = std::exp(2 * out.product);
+  out.outputs.assign(layout.vector_elements(1), 1e-5);
+  for (std::size_t i = 0; i < products.size(); ++i) {
+    const double weight = std::exp(products[i] - most);
+    for (std::uint64_t e = 0; e < layout.vector_elements(1); ++e) {
+      const double value = std::fabs(static_cast<double>(load_element(
+          dtype::f32, world.cache.data() +
+                          world.place(1, sequence, first + static_cast<std::int64_t>(i), head) + 4 * e)));
+      const double code = scales[i] == 0 ? 0 : value / scales[i];
+      out.outputs[e] += ((swing - 1) * weight * value + swing * weighted / 510 * code) / total;
+    }
+  }
+  return out;
+}
+
+/// A sequence for each code of a form, of one token whose keys and values have this code first, then zeros.
+struct one_code_each {
+  kv_layout layout{.layers = 1, .heads = 1, .head_dim = 8, .block_tokens = 1};
+  std::int32_t codes = 0;
+  std::vector<std::byte> cache{};
+  std::vector<std::int32_t> table{};
+  std::vector<std::int32_t> lengths{};
+
+  one_code_each(dtype code, float scale) {
+    layout.element = code;
+    layout.key_scales = layout.value_scales = {.group = scale_group::vector};
+    codes = code == dtype::int8 ? 256 : 16;
+    const auto blocks = static_cast<std::uint64_t>(codes);
+    cache.resize(layout.total_bytes(blocks));
+    for (std::uint32_t p = 0; p < 2; ++p) {
+      for (std::uint64_t block = 0; block < blocks; ++block) {
+        cache[layout.strides(p, blocks).offset(0, block, 0, 0)] = static_cast<std::byte>(block);
+        store_element(
+            dtype::f32,
+            cache.data() + layout.strides(code_places_of(layout, p).scales, blocks).offset(0, block, 0, 0),
+            scale);
+      }
+    }
+    table.resize(blocks);
+    std::iota(table.begin(), table.end(), 0);
+    lengths.assign(blocks, 1);
+  }
+  [[nodiscard]] float number(std::int32_t code) const {
+    const auto byte = static_cast<std::byte>(code);
+    return number_of_code(layout.element, &byte, 0);
+  }
+};
+
 }  // namespace
+
+TEST_SUITE("integer_attention") {
+  TEST_CASE("integer dots come within their bounds of attention over the dequantised floats on each path") {
+    std::uint64_t seen = 0;
+    double error = 0;
+    double allowed = 0;
+    for (const auto seed : seeds(6, 4)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      coded_world world(random, dtype::f32, coded_kind::integers);
+      const attended floats = attend_padded(world.floats, host_executor{});
+      world.codes.options.arithmetic = attention_arithmetic::host_integers;
+      std::vector<integer_bounds> bounds;
+      for (std::size_t at = 0; at < floats.log_sum_exp.size(); ++at) {
+        const std::uint64_t row = at / world.codes.query_heads();
+        const bool is_padding = !world.codes.sequences.empty() && world.codes.sequences[row] < 0;
+        bounds.push_back(
+            is_padding ? integer_bounds{}
+                       : bounds_of(world, row, static_cast<std::uint32_t>(at % world.codes.query_heads())));
+      }
+      for (const vector_path path : vector_paths) {
+        if (!has_vector_path(path)) continue;
+        CAPTURE(to_text(path));
+        const attended codes = attend_padded(world.codes, host_vector_executor(path));
+        CHECK(codes.flag == floats.flag);
+        for (std::size_t at = 0; at < bounds.size(); ++at) {
+          if (bounds[at].outputs.empty()) continue;
+          const float a = codes.log_sum_exp[at];
+          const float b = floats.log_sum_exp[at];
+          CHECK((a == b || std::fabs(a - b) <= bounds[at].product + 1e-6 * std::fabs(b)));
+          const std::uint64_t row = at / world.codes.query_heads();
+          const std::uint64_t q = at % world.codes.query_heads();
+          for (std::uint64_t e = 0; e < world.codes.layout.vector_elements(1); ++e) {
+            const auto output = [&](const std::vector<std::byte>& out, const attention_world& of) {
+              return static_cast<double>(load_element(
+                  dtype::f32, out.data() + row * of.out_strides[0] + q * of.out_strides[1] + 4 * e));
+            };
+            const double off = std::fabs(output(codes.out, world.codes) - output(floats.out, world.floats));
+            if (off > bounds[at].outputs[e]) CHECK(off <= bounds[at].outputs[e]);
+            error += off;
+            allowed += bounds[at].outputs[e];
+            ++seen;
+          }
+        }
+      }
+    }
+    CHECK(error < allowed / 4);
+    CHECK(seen > 5'000);
+  }
+
+  TEST_CASE("every code of keys, queries and values has its product, and every code of weights its weight") {
+    for (const vector_path path : vector_paths) {
+      if (!has_vector_path(path)) continue;
+      CAPTURE(to_text(path));
+      for (const dtype code : {dtype::int8, dtype::int4}) {
+        CAPTURE(name_of(code));
+        const one_code_each all(code, 0.25F);
+        const padded_table_view tables{.block_table = all.table.data(),
+                                       .seq_lens = all.lengths.data(),
+                                       .num_sequences = all.codes,
+                                       .max_blocks = 1,
+                                       .block_tokens = 1};
+        // 255 codes of queries, in 16 heads a call. The second element makes the scale 1.
+        constexpr std::uint32_t heads = 16;
+        std::vector<float> out(static_cast<std::size_t>(all.codes) * heads * 8);
+        std::vector<float> logs(static_cast<std::size_t>(all.codes) * heads);
+        for (int from = -127; from <= 127; from += int{heads}) {
+          std::vector<float> queries(out.size());
+          for (std::size_t i = 0; i < logs.size(); ++i) {
+            queries[8 * i] = static_cast<float>(std::min(from + static_cast<int>(i % heads), 127));
+            queries[8 * i + 1] = 127;
+          }
+          attention_options how{.query_heads = heads,
+                                .element = dtype::f32,
+                                .scale = 1,
+                                .arithmetic = attention_arithmetic::host_integers,
+                                .log_sum_exp = logs.data()};
+          paged_attention(
+              host_vector_executor(path), tables, {.rows = static_cast<std::uint64_t>(all.codes)},
+              {reinterpret_cast<const std::byte*>(queries.data()), std::uint64_t{32} * heads, 32},
+              {reinterpret_cast<std::byte*>(out.data()), std::uint64_t{32} * heads, 32},
+              {const_cast<std::byte*>(all.cache.data()), static_cast<std::uint64_t>(all.codes), all.layout},
+              0, {}, how)
+              .value();
+          for (std::size_t i = 0; i < logs.size(); ++i) {
+            const float number = all.number(static_cast<std::int32_t>(i / heads)) * 0.25F;
+            const bool is_product =
+                std::fabs(logs[i] - number * queries[8 * i]) <= 2e-6F * std::fabs(logs[i]);
+            if (!is_product) CHECK(logs[i] == number * queries[8 * i]);
+            const bool is_value = std::fabs(out[8 * i] - number) <= 2e-6F * std::fabs(number) &&
+                                  out[8 * i + 1] == 0 && out[8 * i + 7] == 0;
+            if (!is_value) CHECK(out[8 * i] == number);
+          }
+        }
+      }
+    }
+  }
+
+  TEST_CASE("a scale that is negative, infinite or NaN, and such a query, make rows NaN") {
+    one_code_each all(dtype::int8, 1);
+    const std::int32_t length = 3;
+    const padded_table_view tables{.block_table = all.table.data() + 1,
+                                   .seq_lens = &length,
+                                   .num_sequences = 1,
+                                   .max_blocks = 3,
+                                   .block_tokens = 1};
+    const auto attend = [&](float query, float value_scale) {
+      store_element(
+          dtype::f32,
+          all.cache.data() + all.layout.strides(code_places_of(all.layout, 1).scales, 256).offset(0, 2, 0, 0),
+          value_scale);
+      const std::vector<float> queries{query, 0, 0, 0, 0, 0, 0, 0};
+      std::vector<float> out(8);
+      paged_attention(
+          host_vector_executor(), tables, {.rows = 1},
+          {reinterpret_cast<const std::byte*>(queries.data()), 32, 32},
+          {reinterpret_cast<std::byte*>(out.data()), 32, 32}, {all.cache.data(), 256, all.layout}, 0, {},
+          {.query_heads = 1, .element = dtype::f32, .arithmetic = attention_arithmetic::host_integers})
+          .value();
+      return out[0];
+    };
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    CHECK(attend(0, 1) == doctest::Approx(2));
+    CHECK(attend(0, 0) == doctest::Approx(4.0 / 3));
+    CHECK(std::isnan(attend(0, -1)));
+    CHECK(std::isnan(attend(0, nan_value)));
+    CHECK(std::isnan(attend(0, infinity)));
+    CHECK(std::isnan(attend(infinity, 1)));
+    CHECK(std::isnan(attend(nan_value, 1)));
+    CHECK(attend(1e-38F, 1) == doctest::Approx(2));
+  }
+
+  TEST_CASE("integer dots refuse other forms and other executors, and name what takes them") {
+    std::mt19937_64 random(3);
+    coded_world world(random, dtype::f32, coded_kind::integers);
+    world.codes.options.arithmetic = attention_arithmetic::host_integers;
+    CHECK_THROWS_WITH_AS(
+        static_cast<void>(attend_padded(world.codes, host_executor{})),
+        "paged_attention: options.arithmetic (host_integers needs a host_vector_executor): 3 "
+        "requested, but the highest allowed is 1",
+        argument_error);
+    const kv_layout shape = world.codes.layout;
+    const auto refused = [&](const auto& change) {
+      kv_layout layout = shape;
+      change(layout);
+      return detail::check_integers(layout);
+    };
+    CHECK(refused([](kv_layout&) {}));
+    for (const auto& done : {refused([](kv_layout& of) { of.element = dtype::fp8_e4m3; }),
+                             refused([](kv_layout& of) { of.value_element = dtype::fp4_e2m1; }),
+                             refused([](kv_layout& of) { of.key_scales.group = scale_group::channel; }),
+                             refused([](kv_layout& of) { of.key_scales = of.value_scales = {}; })}) {
+      REQUIRE(!done);
+      CHECK(done.error().code == errc::unsupported_layout);
+      CHECK(done.error().index == 16);
+    }
+    CHECK(refused([](kv_layout& of) { of.key_scales.group = scale_group::channel; }).error().message() ==
+          "paged_attention: options.arithmetic: integer dots take keys and values in int8 or int4 with one "
+          "scale for each vector; plane 0 of the cache has other elements or scales (scale_group 3); choose "
+          "attention_arithmetic::host_vectors");
+  }
+}
 
 TEST_SUITE("coded_attention") {
   TEST_CASE("attention over codes of any form has the bits of attention over their dequantised floats") {

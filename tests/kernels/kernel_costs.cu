@@ -9,6 +9,7 @@
 #include <llmmem/kernels/block_summary.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/fill_verify.hpp>
+#include <llmmem/kernels/kept_tokens.hpp>
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
 #include <llmmem/kernels/kv_digest.hpp>
@@ -17,6 +18,7 @@
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
+#include <llmmem/kernels/select_tokens.hpp>
 #include <llmmem/kernels/select_top.hpp>
 #include <llmmem/kernels/xor_blocks.hpp>
 
@@ -426,6 +428,16 @@ void count_choices(counting& count) {
         rows * (candidates + k) * 4, [&](const auto& run) {
           return select_top(run, of, k, chosen.data(), k, order, {scratch.data(), scratch.size()});
         });
+  count.add("select_tokens, 256 of 4096, a group of 4", (rows * candidates + k) * 4, [&](const auto& run) {
+    return select_tokens(run,
+                         {.scores = scores.data(),
+                          .sequences = 1,
+                          .query_heads = rows,
+                          .kv_heads = 1,
+                          .tokens = candidates,
+                          .stride = candidates},
+                         {.budget = k, .sinks = 4, .recent = 32}, chosen.data(), k);
+  });
   const kv_layout layout{.layers = 1, .heads = 4, .head_dim = 128, .element = dtype::bf16};
   constexpr std::uint64_t blocks = 64;
   const auto cache = any_memory(layout.total_bytes(blocks), 27);
@@ -435,6 +447,21 @@ void count_choices(counting& count) {
   const device_array<std::int32_t> changed(numbers);
   const device_array<std::int32_t> ends(std::vector<std::int32_t>(blocks, 16));
   const kv_memory memory{cache.data(), blocks, layout};
+  std::vector<std::int32_t> every_other(256);
+  for (std::int32_t i = 0; i < 256; ++i)
+    every_other[static_cast<std::size_t>(i)] = 2 * i;
+  const device_array<std::int32_t> listed(every_other);
+  const auto fresh = any_memory(layout.total_bytes(16), 30);
+  count.add(
+      "copy_kept_tokens, 256 tokens of bf16", 2 * layout.total_bytes(16) + 256 * 4, [&](const auto& run) {
+        const auto tables = [&](std::int32_t columns) {
+          return padded_table_view{
+              .block_table = changed.data(), .num_sequences = 1, .max_blocks = columns, .block_tokens = 16};
+        };
+        return copy_kept_tokens(run, {fresh.data(), 16, layout}, tables(16), memory,
+                                tables(static_cast<std::int32_t>(blocks)),
+                                {.listed = listed.data(), .sequences = 1, .budget = 256, .stride = 256}, 0);
+      });
   count.add("summarize_keys, bf16", layout.total_bytes(blocks) / 2 + summaries.size() + blocks * 8,
             [&](const auto& run) {
               return summarize_keys(run, {.blocks = changed.data(), .ends = ends.data(), .count = blocks},

@@ -785,6 +785,10 @@ TEST_SUITE("latent_tokens") {
           }) ==
           "paged_attention: options.arithmetic (host_vectors needs a host_vector_executor): 2 requested, but "
           "the highest allowed is 1");
+    CHECK(attended([](kv_memory&, attention_options& of) {
+            of.arithmetic = attention_arithmetic::host_integers;
+          }).find("options.arithmetic: integer dots take keys and values in int8 or int4") !=
+          std::string::npos);
     const slot_front slots(world.slots, world.layout.block_tokens, world.blocks);
     const auto append_of = [&](const latent_record& record, dtype element) {
       const auto done = append_mla(host_executor{}, slots, world.rows_of(world.latents.data(), 512),

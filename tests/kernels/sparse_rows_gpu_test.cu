@@ -1,8 +1,10 @@
-// Summaries, bounds, choosing the highest scores and attending to lists of tokens, against the host's run of
-// the same bodies: every number and every bit.
+// Summaries, bounds, choosing the highest scores or the tokens to keep, copying these, and attending to
+// lists, against the host's run of the same bodies: every number and every bit.
 #include <llmmem/kernels/block_summary.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/kept_tokens.hpp>
+#include <llmmem/kernels/select_tokens.hpp>
 #include <llmmem/kernels/select_top.hpp>
 #include <llmmem/kernels/token_lists.hpp>
 
@@ -14,6 +16,7 @@
 
 #include "support/attention_world.hpp"
 #include "support/device.cuh"
+#include "support/kept_world.hpp"
 #include "support/listed_world.hpp"
 #include "support/summary_world.hpp"
 #include "support/top_world.hpp"
@@ -43,6 +46,39 @@ void check_choice(std::uint64_t seed, cudaStream_t stream) {
         .has_value();
   });
   require(out.host() == world.select(host_executor{}, order), "the choice differs from the host's", seed);
+}
+
+void check_kept(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  const scored_world scored(random);
+  const device_array<float> scores(scored.scores);
+  const device_array<std::int32_t> lengths(scored.lengths);
+  const device_array<std::int32_t> out(std::vector<std::int32_t>(scored.entries(), -7));
+  token_scores of = scored.view();
+  of.scores = scores.data();
+  of.lengths = lengths.data();
+  launch_or_replay(seed, stream, "tokens to keep", [&] {
+    return select_tokens(device_executor(stream), of, scored.budget, out.data(), scored.budget.budget)
+        .has_value();
+  });
+  require(out.host() == scored.select(host_executor{}), "the tokens to keep differ from the host's", seed);
+
+  kept_world world(random);
+  const device_array<std::byte> from(world.cache);
+  const device_array<std::byte> to(world.fresh());
+  const device_array<std::int32_t> from_table(world.from_table);
+  const device_array<std::int32_t> to_table(world.to_table);
+  const device_array<std::int32_t> listed(world.listed);
+  const device_array<std::uint32_t> flag(std::vector<std::uint32_t>{0});
+  launch_or_replay(seed, stream, "kept tokens", [&] {
+    return copy_kept_tokens(
+               device_executor(stream), {to.data(), world.to_blocks, world.to_layout},
+               world.to_view(to_table.data()), {from.data(), world.from_blocks, world.from_layout},
+               world.from_view(from_table.data()), world.kept(listed.data()), world.layer, flag.data())
+        .has_value();
+  });
+  require(to.host() == world.copy(host_executor{}), "kept tokens differ from the host's", seed);
+  require(flag.host()[0] == 0, "a kept token has no place", seed);
 }
 
 void check_summaries(std::uint64_t seed, cudaStream_t stream) {
@@ -164,6 +200,7 @@ void check_lists(std::uint64_t seed, cudaStream_t stream) {
 
 void check_world(std::uint64_t seed, cudaStream_t stream) {
   check_choice(seed, stream);
+  check_kept(seed, stream);
   check_summaries(seed, stream);
   check_lists(seed, stream);
 }

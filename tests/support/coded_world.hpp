@@ -106,19 +106,25 @@ struct code_places {
   return out;
 }
 
+/// Any codes, or those whose products are integers: int8 and int4 with one scale for a vector.
+enum class coded_kind { any, integers };
+
 /// A layout in codes of the shape of another one: keys and values each in a form of their own.
 [[nodiscard]] inline llmmem::kv_layout any_coded_layout(std::mt19937_64& random,
-                                                        const llmmem::kv_layout& shape,
-                                                        std::uint64_t blocks) {
+                                                        const llmmem::kv_layout& shape, std::uint64_t blocks,
+                                                        coded_kind kind = coded_kind::any) {
   alignas(16) static std::byte somewhere[16];
   using namespace llmmem;
   constexpr dtype codes[] = {dtype::int8, dtype::int4, dtype::fp4_e2m1, dtype::fp8_e4m3};
   while (true) {
     kv_layout out = shape;
-    out.element = codes[random() % 4];
-    out.value_element = codes[random() % 4];
+    const std::size_t kinds = kind == coded_kind::integers ? 2 : 4;
+    out.element = codes[random() % kinds];
+    out.value_element = codes[random() % kinds];
     out.key_scales = any_scales(random, out.element, out.vector_elements(0));
     out.value_scales = any_scales(random, out.element_of(1), out.vector_elements(1));
+    if (kind == coded_kind::integers)
+      out.key_scales.group = out.value_scales.group = paging::scale_group::vector;
     out.key_scales.is_rotated = out.key_scales.group != paging::scale_group::channel && random() % 2 == 0;
     // Scales that are not aligned to their type are refused; then another one is drawn.
     if (llmmem::detail::check_code_places({somewhere, blocks, out}, "")) return out.checked();
@@ -131,10 +137,11 @@ struct coded_world {
   attention_world floats;
 
   /// @param element  of queries and outputs.
-  explicit coded_world(std::mt19937_64& random, llmmem::dtype element = llmmem::dtype::f32)
+  explicit coded_world(std::mt19937_64& random, llmmem::dtype element = llmmem::dtype::f32,
+                       coded_kind kind = coded_kind::any)
       : codes(random), floats(codes) {
     using namespace llmmem;
-    codes.layout = any_coded_layout(random, codes.layout, codes.blocks);
+    codes.layout = any_coded_layout(random, codes.layout, codes.blocks, kind);
     draw_codes(random);
     const bool is_by_head = random() % 2 == 0;
     for (auto& each : codes.scales) {

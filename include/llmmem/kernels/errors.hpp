@@ -60,6 +60,19 @@ namespace detail {
     case 13:
       return "tensor cores take vectors of 64 or 128 elements, and latents have more; choose "
              "attention_arithmetic::reproducible, or host_vectors with a host_vector_executor";
+    case 14:
+      return "the kernel copies single tokens, but plane {wanted} of the layout has scales that all tokens "
+             "of "
+             "a block share (by channel, or of the block); gather_kv the tokens and append_kv them again, "
+             "into an open block if scales are by channel";
+    case 15:
+      return "the lists are of single heads, but all {found} heads of the layout share plane {wanted} "
+             "(indexer keys); select_tokens with kv_heads = 1, one list for all heads";
+    case 16:
+      return "integer dots take keys and values in int8 or int4 with one scale for each vector; plane "
+             "{wanted} "
+             "of the cache has other elements or scales (scale_group {found}); choose "
+             "attention_arithmetic::host_vectors";
     case 8:
       return "the kernel takes keys that are not rotated, but the layout has key_scales.is_rotated; bounds "
              "of "
@@ -102,7 +115,8 @@ inline constexpr std::array kernels_errors{
                .name = "unsupported_layout",
                .index =
                    "what of the layout: 0 planes, 1 value_element, 2 rotary_dim, 3 part.cp_size, 4 and 5 "
-                   "scales, 6 scales by channel, 8 a rotation, 9 scales for tensor cores, 10 to 13 latents",
+                   "scales, 6 scales by channel, 8 a rotation, 9 scales for tensor cores, 10 to 13 latents, "
+                   "14 what tokens of a block share, 15 what heads share, 16 codes for integer dots",
                .wanted = "what the kernel takes",
                .found = "what the layout says",
                .sentence_for = unsupported_layout_sentence},
@@ -125,7 +139,8 @@ inline constexpr error_code no_device_code = detail::code_of<91>(detail::kernels
 /// A kernel does not support caches of that layout: index = the part of it, 0 its planes, 1 `value_element`,
 /// 2 `rotary_dim`, 3 `part.cp_size`, 4 and 5 its scales, 6 scales by channel, 8 `is_rotated`,
 /// 9 scales for tensor cores, 10 a record of latents (wanted = its `record_fault`), 11 a layout without
-/// its rows, 12 a scale of 0, 13 tensor cores over latents; wanted = what the kernel supports, found = what
+/// its rows, 12 a scale of 0, 13 tensor cores over latents, 14 scales that the tokens of a block share, 15
+/// vectors that heads share, 16 codes for integer dots; wanted = what the kernel supports, found = what
 /// the layout says.
 inline constexpr error_code unsupported_layout = detail::code_of<92>(detail::kernels_errors);
 

@@ -5,6 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/kernels/detail/vector_attention.hpp>
 #include <llmmem/kernels/detail/vector_codes.hpp>
+#include <llmmem/kernels/detail/vector_integers.hpp>
 #include <llmmem/kernels/detail/vector_latents.hpp>
 #include <llmmem/kernels/host_executor.hpp>
 #include <llmmem/kernels/vector_path.hpp>
@@ -43,9 +44,9 @@ struct calling_thread {
   }
 };
 
-/// A `host_executor` that also runs `attention_arithmetic::host_vectors`: `paged_attention` and
-/// `paged_attention_part` at the speed of the host's memory. All other kernels, and the other arithmetic, run
-/// as on `host_executor`, in the calling thread.
+/// A `host_executor` that also runs `attention_arithmetic::host_vectors` and `host_integers`:
+/// `paged_attention` and `paged_attention_part` at the speed of the host's memory. All other kernels, and the
+/// other arithmetic, run as on `host_executor`, in the calling thread.
 ///
 /// @par Thread safety   any number of calls at once on different outputs, if the team permits it.
 template <thread_team Team = calling_thread>
@@ -71,6 +72,15 @@ class host_vector_executor : public host_executor {
   result<void> attend_by_vectors(const detail::attention_shape& shape, const detail::attention_codes& codes,
                                  const Tables& tables) const {
     const detail::vector_codes_work<Tables> work(shape, codes, tables, path_);
+    team_(work.items(), [&](std::uint64_t item) noexcept { work.run(item); });
+    return {};
+  }
+
+  /// The same over codes, multiplied as integers.
+  template <class Tables>
+  result<void> attend_by_integers(const detail::attention_shape& shape, const detail::attention_codes& codes,
+                                  const Tables& tables) const {
+    const detail::vector_integers_work<Tables> work(shape, codes, tables, path_);
     team_(work.items(), [&](std::uint64_t item) noexcept { work.run(item); });
     return {};
   }

@@ -65,10 +65,24 @@ enum class attention_arithmetic : std::uint8_t {
   /// more make them infinite or NaN. For caches of bf16, half or fp8 whose keys and values have 64 elements,
   /// or 128.
   tensor_cores,
-  /// Vector instructions of a host (`host_vector_executor`; other executors refuse it): each key and value is
+  /// Float dots by vector instructions of a host (`host_vector_executor`; other executors refuse it): each
+  /// key and value is
   /// read once for up to sixteen query heads of the cache's head. Sums of floats in the lanes of vectors: the
   /// bits are those of a `vector_path`, a compiler and its flags, on any number of threads.
   host_vectors,
+  /// Integer dots of a host (`host_vector_executor`), for keys and values in int8 or int4 with one scale for
+  /// each vector; others are refused. A query head becomes int8, and weights times the values' scales become
+  /// eight bits for each 64 tokens; products are sums of integers, by AVX512-VNNI where the processor has it,
+  /// with equal integers elsewhere. It differs from `host_vectors` by these roundings:
+  ///
+  /// - a product by at most scale x (largest size of the query's elements / 254) x sum of the sizes of the
+  ///   key's elements;
+  /// - an output by at most the sum over its tokens of (m / 510) x the size of the value's code, divided by
+  ///   the sum of the weights; m is the largest weight x value scale of the token's tile of 64. (Weights are
+  ///   those of the products above. Values whose m is below 2^-100 count as 0.)
+  ///
+  /// A scale that is negative, infinite or NaN makes its rows NaN, as does a query with such an element.
+  host_integers,
   same_everywhere [[deprecated("its name is reproducible")]] = reproducible
 };
 

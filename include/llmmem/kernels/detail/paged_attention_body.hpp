@@ -86,6 +86,27 @@ struct attention_request {
   return {};
 }
 
+/// Whether a `host_vector_executor` alone has it.
+[[nodiscard]] constexpr bool is_of_host(attention_arithmetic arithmetic) noexcept {
+  return arithmetic == attention_arithmetic::host_vectors ||
+         arithmetic == attention_arithmetic::host_integers;
+}
+
+/// Checks the further requirements of products of integers.
+[[nodiscard]] inline result<void> check_integers(const kv_layout& layout) noexcept {
+  const char* const what = "paged_attention: options.arithmetic";
+  if (!has_codes(layout)) return failure{errc::unsupported_layout, 16, 0, 0, what};
+  for (std::uint32_t p = 0; p < layout.kv_planes(); ++p) {
+    const dtype code = layout.element_of(p);
+    const paging::scale_form& scales = scales_of_plane(layout, p);
+    const bool is_one = scales.group == paging::scale_group::vector ||
+                        (scales.group == paging::scale_group::run && scales.run >= layout.vector_elements(p));
+    if ((code != dtype::int8 && code != dtype::int4) || !is_one)
+      return failure{errc::unsupported_layout, 16, p, static_cast<std::uint64_t>(scales.group), what};
+  }
+  return {};
+}
+
 /// Checks the part of a context-parallel rank.
 [[nodiscard]] inline result<void> check_deal(const attention_request& of) noexcept {
   const paging::kv_part& part = of.cache.layout.part;
@@ -133,6 +154,8 @@ struct attention_request {
   if (of.options.arithmetic == attention_arithmetic::tensor_cores)
     return failure{errc::unsupported_layout, 13, 0, static_cast<std::uint64_t>(of.options.arithmetic),
                    "paged_attention: options.arithmetic"};
+  if (of.options.arithmetic == attention_arithmetic::host_integers)
+    return failure{errc::unsupported_layout, 16, 0, 0, "paged_attention: options.arithmetic"};
   return {};
 }
 
@@ -176,6 +199,8 @@ struct attention_request {
                    "paged_attention: query_heads is not a multiple of the cache's heads"};
   if (of.options.arithmetic == attention_arithmetic::tensor_cores) {
     if (auto fits = check_tensor_cores(layout); !fits) return fits;
+  } else if (of.options.arithmetic == attention_arithmetic::host_integers) {
+    if (auto fits = check_integers(layout); !fits) return fits;
   }
   if (is_coded) return check_code_places(of.cache, "paged_attention: the cache's scales");
   const std::uint64_t unit = std::min<std::uint64_t>(attention_pack * bits_of(layout.element) / 8, 16);
@@ -339,6 +364,8 @@ result<void> attend_codes(const Run& run, const attention_shape& shape, const Ta
   if constexpr (vector_run<Run, Tables>) {
     if (of.options.arithmetic == attention_arithmetic::host_vectors)
       return run.attend_by_vectors(shape, codes, tables);
+    if (of.options.arithmetic == attention_arithmetic::host_integers)
+      return run.attend_by_integers(shape, codes, tables);
   }
   if (shape.group == 1)
     return run.each(attention_work<dtype::f32, 1, Tables, attention_codes>(shape, tables, lanes, codes));
@@ -364,7 +391,7 @@ inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_he
   // A row attends to at most this many tokens.
   most_tokens = std::min<std::uint64_t>(most_tokens, detail::most_attended_tokens);
   const std::uint32_t group = std::max(query_heads / layout.heads, 1U);
-  if (arithmetic == attention_arithmetic::host_vectors) {
+  if (detail::is_of_host(arithmetic)) {
     const std::uint64_t items = std::clamp<std::uint64_t>(rows, 1, std::uint64_t{1} << 31) * layout.heads *
                                 ((group - 1) / detail::vector_heads + 1);
     // Four items for each thread end within a fourth of each other; a shorter share is begun and joined for
@@ -429,10 +456,13 @@ result<void> attend(const Run& run, const Tables& tables, const attention_reques
       return failure{errc::unsupported_layout, 3, 1, layout.part.cp_size, "paged_attention: cache.layout"};
   }
   if constexpr (!vector_run<Run, Tables>) {
-    if (of.options.arithmetic == attention_arithmetic::host_vectors)
-      return failure{errc::out_of_range, 0, static_cast<std::uint64_t>(of.options.arithmetic),
-                     static_cast<std::uint64_t>(attention_arithmetic::tensor_cores),
-                     "paged_attention: options.arithmetic (host_vectors needs a host_vector_executor)"};
+    if (is_of_host(of.options.arithmetic))
+      return failure{
+          errc::out_of_range, 0, static_cast<std::uint64_t>(of.options.arithmetic),
+          static_cast<std::uint64_t>(attention_arithmetic::tensor_cores),
+          of.options.arithmetic == attention_arithmetic::host_vectors
+              ? "paged_attention: options.arithmetic (host_vectors needs a host_vector_executor)"
+              : "paged_attention: options.arithmetic (host_integers needs a host_vector_executor)"};
   }
   if (of.rows.rows == 0) return {};
   const char* const what = of.rows.lengths == nullptr ? missing_counted_table(tables) : missing_table(tables);

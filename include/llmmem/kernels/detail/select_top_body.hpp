@@ -29,13 +29,13 @@ result<void> select_top(const Run& run, const top_scores& of, std::uint32_t k, s
   const std::uint64_t needed = select_top_workspace_bytes(of, k, order);
   if (workspace.size() < needed)
     return failure{errc::too_short, 0, needed, workspace.size(), "select_top: workspace (bytes)"};
-  if (needed == 0) return run.each(detail::choose_top_work(of, k, out, out_stride));
+  if (needed == 0) return run.each(detail::choose_top_work(detail::top_rows{of}, k, out, out_stride));
   if (auto fits =
           detail::whole(reinterpret_cast<std::uintptr_t>(workspace.data()), 4, "select_top: workspace");
       !fits)
     return fits;
   auto* const chosen = reinterpret_cast<std::int32_t*>(workspace.data());
-  if (auto done = run.each(detail::choose_top_work(of, k, chosen, k)); !done) return done;
+  if (auto done = run.each(detail::choose_top_work(detail::top_rows{of}, k, chosen, k)); !done) return done;
   return run.each(detail::order_top_work(of, k, chosen, out, out_stride, order == top_order::by_score));
 }
 

@@ -37,12 +37,18 @@ LLMMEM_HD inline void add_lanes_below(const Group& group,
   }
 }
 
+/// Bits that rise with a number, and are above 0 for all but NaNs.
+[[nodiscard]] LLMMEM_HD inline std::uint32_t rising_bits(float score) noexcept {
+  const float clean = score == 0 ? 0.0F : score;  // -0 is 0
+  const std::uint32_t bits = bits_of_float(clean);
+  return bits ^ ((bits >> 31U) != 0 ? 0xFFFF'FFFFU : 0x8000'0000U);
+}
+
 /// The first in the order has the largest key: by score, and among equal scores by lowest number. 0: does not
 /// count.
 [[nodiscard]] LLMMEM_HD inline std::uint64_t top_key(float score, std::int32_t number) noexcept {
-  const float clean = score == 0 ? 0.0F : score;  // -0 is 0
-  const std::uint32_t bits = bits_of_float(clean);
-  const std::uint32_t rising = bits ^ ((bits >> 31U) != 0 ? 0xFFFF'FFFFU : 0x8000'0000U);
+  const std::uint32_t bits = bits_of_float(score);
+  const std::uint32_t rising = rising_bits(score);
   const bool counts = score == score && bits != 0xFF80'0000U && number >= 0;
   if (!counts) return 0;
   return std::uint64_t{rising} << 32U | static_cast<std::uint32_t>(~number);
@@ -74,23 +80,36 @@ struct top_row {
   return out;
 }
 
+/// The rows of `select_top`.
+struct top_rows {
+  using row = top_row;
+
+  top_scores of{};
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t rows() const noexcept { return of.rows; }
+  [[nodiscard]] LLMMEM_HD top_row at(std::uint64_t number) const noexcept { return row_of(of, number); }
+};
+
 /// Chooses the candidates of a row whose key's upper bits are at least some number, found digit by digit;
 /// writes their places, ascending, then -1.
+///
+/// @tparam Rows  a row's `count` candidates have a `key` each, unique among those that are not 0.
+template <class Rows>
 class choose_top_work {
  public:
   static constexpr std::uint32_t threads = 128;
   static constexpr std::uint32_t blocks = 4;
 
-  choose_top_work(const top_scores& of, std::uint32_t k, std::int32_t* out, std::uint64_t stride) noexcept
+  choose_top_work(const Rows& of, std::uint32_t k, std::int32_t* out, std::uint64_t stride) noexcept
       : of_(of), k_(k), out_(out), stride_(stride) {}
 
-  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return of_.rows; }
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return of_.rows(); }
   [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return 32; }
 
   template <class Group>
   LLMMEM_HD void run(std::uint64_t item, const Group& group) const noexcept {
-    top_row row{};
-    if (item < of_.rows) row = row_of(of_, item);
+    typename Rows::row row{};
+    if (item < of_.rows()) row = of_.at(item);
     const least_key least = find(group, row);
     write(group, row, least, item);
   }
@@ -109,7 +128,7 @@ class choose_top_work {
   };
 
   template <class Group>
-  [[nodiscard]] LLMMEM_HD least_key find(const Group& group, const top_row& row) const noexcept {
+  [[nodiscard]] LLMMEM_HD least_key find(const Group& group, const typename Rows::row& row) const noexcept {
     std::uint64_t prefix = 0;  // of the keys that are still undecided
     std::uint32_t above = 0;   // chosen for certain
     for (unsigned digit = 0; digit < digits; ++digit) {
@@ -160,7 +179,7 @@ class choose_top_work {
   }
 
   template <class Group>
-  LLMMEM_HD void write(const Group& group, const top_row& row, const least_key& least,
+  LLMMEM_HD void write(const Group& group, const typename Rows::row& row, const least_key& least,
                        std::uint64_t item) const noexcept {
     std::int32_t* const out = out_ + item * stride_;
     std::uint32_t before = 0;
@@ -181,19 +200,19 @@ class choose_top_work {
       add_lanes(group, chosen);
       before += static_cast<std::uint32_t>(chosen[0]);
     }
-    if (item >= of_.rows) return;
+    if (item >= of_.rows()) return;
     group.each([&](std::uint32_t lane) {
       for (std::uint32_t at = before + lane; at < k_; at += 32)
         out[at] = -1;
     });
   }
 
-  top_scores of_;
+  Rows of_;
   std::uint32_t k_;
   std::int32_t* out_;
   std::uint64_t stride_;
 };
-static_assert(lane_work<choose_top_work>);
+static_assert(lane_work<choose_top_work<top_rows>>);
 
 /// Moves each chosen candidate to its place in the order: after all that come before it.
 class order_top_work {

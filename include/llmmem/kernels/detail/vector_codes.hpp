@@ -6,8 +6,8 @@
 #include <llmmem/config.hpp>
 #include <llmmem/kernels/detail/attention_share.hpp>
 #include <llmmem/kernels/detail/attention_tile.hpp>
+#include <llmmem/kernels/detail/code_tiles.hpp>
 #include <llmmem/kernels/detail/coded_vectors.hpp>
-#include <llmmem/kernels/detail/float_steps.hpp>
 #include <llmmem/kernels/detail/subnormal_guard.hpp>
 #include <llmmem/kernels/detail/vector_output.hpp>
 #include <llmmem/kernels/detail/vector_tile.hpp>
@@ -49,17 +49,8 @@ namespace detail {
   return element - in_group + in_group % words * n + in_group / words;
 }
 
-/// Tokens of a tile: a plane's codes, their scales and what scales these.
-struct code_rows {
-  const std::byte* codes[max_tile_tokens];
-  const std::byte* scales[max_tile_tokens];
-  float global[max_tile_tokens];
-};
-struct code_tile {
-  code_rows keys;
-  code_rows values;
-  std::uint32_t count = 0;
-};
+using code_rows = basic_code_rows<max_tile_tokens>;
+using code_tile = basic_code_tile<max_tile_tokens>;
 
 /// A plane's scales by channel, of one block, in the order of `code_place`.
 struct channel_scales {
@@ -295,21 +286,6 @@ inline void attend_codes_tile(vector_path path, const attention_codes& codes, co
   attend_codes_baseline(codes, tile, next, of);
 }
 
-/// Turns a vector as `rotate_lanes` does. @param packs  of a block
-inline void rotate_vector(float* x, std::size_t elements, std::size_t packs, float factor) noexcept {
-  for (std::size_t step = 1; step < packs * attention_pack; step *= 2) {
-    for (std::size_t i = 0; i < elements; ++i) {
-      if ((i & step) != 0) continue;
-      const float a = x[i];
-      const float b = x[i + step];
-      x[i] = a + b;
-      x[i + step] = a - b;
-    }
-  }
-  for (std::size_t i = 0; i < elements; ++i)
-    x[i] = product_of(x[i], factor);
-}
-
 /// As `vector_attention_work`, over codes.
 template <class Tables>
 class vector_codes_work {
@@ -327,10 +303,12 @@ class vector_codes_work {
     const subnormal_guard exact;
     code_sums of;
     begin(at, of.sums);
-    const coded_head keys = head_of(codes_.keys, codes_.layer, at.head);
-    const coded_head values = head_of(codes_.values, codes_.layer, at.head);
+    const code_heads heads{head_of(codes_.keys, codes_.layer, at.head),
+                           head_of(codes_.values, codes_.layer, at.head)};
+    const auto most = static_cast<std::uint32_t>(tile_tokens(
+        std::max(stride_of(codes_.keys, shape_.key_packs), stride_of(codes_.values, shape_.value_packs))));
     const auto gather_next = [&](std::uint32_t position, code_tile& tile) {
-      return gather(at, position, keys, values, tile);
+      return gather_codes(shape_, codes_, tables_, at, heads, position, most, tile);
     };
     code_tile tiles[2];
     std::uint32_t position = gather_next(at.from, tiles[0]);
@@ -351,12 +329,7 @@ class vector_codes_work {
                            stride_of(codes_.values, shape_.value_packs));
     for (std::uint32_t h = 0; h < at.queries; ++h) {
       float query[vector_elements];
-      for (std::uint32_t pack = 0; pack < shape_.key_packs; ++pack) {
-        const attention_floats some = read_floats(query_at(shape_, at, h, pack), shape_.element);
-        std::copy(some.of, some.of + attention_pack, query + std::size_t{pack} * attention_pack);
-      }
-      if (codes_.keys.rotated_packs != 0)
-        rotate_vector(query, elements, codes_.keys.rotated_packs, codes_.keys.rotation);
+      read_query(shape_, codes_, at, h, query);
       for (std::uint32_t i = 0; i < elements; ++i)
         sums.query[h * sums.key_stride + code_place(codes_.keys.code, i, lanes_in(path_))] =
             query[i] * shape_.scale;
@@ -365,51 +338,6 @@ class vector_codes_work {
 
   [[nodiscard]] std::size_t stride_of(const coded_plane& plane, std::uint32_t packs) const noexcept {
     return code_stride(plane.code, std::size_t{packs} * attention_pack, lanes_in(path_));
-  }
-
-  std::uint32_t gather(const attention_place& at, std::uint32_t position, const coded_head& keys,
-                       const coded_head& values, code_tile& tile) const noexcept {
-    const std::size_t stride =
-        std::max(stride_of(codes_.keys, shape_.key_packs), stride_of(codes_.values, shape_.value_packs));
-    const auto most = static_cast<std::uint32_t>(tile_tokens(stride));
-    tile.count = 0;
-    position = std::max(position, at.span.first);
-    while (position < at.to && tile.count < most) {
-      const token_place first = counted_place(shape_, tables_, at, position);
-      std::uint32_t run = 1;
-      if constexpr (!token_tables<Tables>)
-        run = std::min(shape_.by.by() - shape_.by.remainder(position), at.to - position);
-      if (first.what == token_place::kind::in_cache) {
-        run = std::min(run, most - tile.count);
-        add_run(codes_.keys, keys, first, run, tile.count, tile.keys);
-        add_run(codes_.values, values, first, run, tile.count, tile.values);
-        tile.count += run;
-      }
-      position += run;
-    }
-    // The rest of a tile is requested as its first token.
-    std::fill(tile.keys.codes + tile.count, tile.keys.codes + most,
-              tile.count == 0 ? keys.codes : tile.keys.codes[0]);
-    std::fill(tile.values.codes + tile.count, tile.values.codes + most,
-              tile.count == 0 ? values.codes : tile.values.codes[0]);
-    return position;
-  }
-
-  static void add_run(const coded_plane& plane, const coded_head& head, const token_place& first,
-                      std::uint32_t run, std::uint32_t from, code_rows& rows) noexcept {
-    const std::byte* codes = codes_at(plane, head, first.block, first.token, 0);
-    const std::byte* scales =
-        head.scales + first.block * plane.scales.strides.block + first.token * plane.scales.strides.token;
-    float global = head.global;
-    if (plane.has_global)
-      global = load_scale(dtype::f32, head.globals + first.block * plane.globals.strides.block);
-    for (std::uint32_t i = from; i < from + run; ++i) {
-      rows.codes[i] = codes;
-      rows.scales[i] = scales;
-      rows.global[i] = global;
-      codes += plane.codes.strides.token;
-      scales += plane.scales.strides.token;
-    }
   }
 
   attention_shape shape_;
