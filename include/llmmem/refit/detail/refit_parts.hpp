@@ -128,6 +128,16 @@ class refit_part_maker {
                                     : element_runs::columns(tensor.shape, range);
   }
 
+  /// All bands of rows as one set, in canonical form.
+  [[nodiscard]] static element_runs rows_as_runs(const refit_tensor& tensor, const refit_bands& bands) {
+    const std::uint64_t columns = tensor.shape.columns();
+    const std::uint64_t run = bands.run * columns;
+    if (run * bands.count == 0) return {};
+    if (bands.count == 1 || bands.stride == bands.run)
+      return element_runs::flat_range(bands.first * columns, run * bands.count);
+    return {bands.first * columns, run, bands.stride * columns, bands.count};
+  }
+
   void add(std::size_t s, std::size_t t, refit_bands from, refit_bands to) {
     const refit_tensor& source = source_[s];
     const refit_tensor& target = target_[t];
@@ -173,6 +183,11 @@ class refit_part_maker {
       throw refuse(std::to_string(from.run * a_unit * from.count) +
                    (is_flat ? " elements" : " bands' width") + " become " +
                    std::to_string(to.run * b_unit * to.count));
+    if (axis == split_axis::rows) {
+      const element_runs a = rows_as_runs(source, from);
+      const element_runs b = rows_as_runs(target, to);
+      if (a.count <= 1 || b.count <= 1) return put(a, b);
+    }
     std::uint64_t i = 0;
     std::uint64_t j = 0;
     std::uint64_t a_done = 0;

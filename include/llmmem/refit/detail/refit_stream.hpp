@@ -112,9 +112,9 @@ struct refit_header {
   refit_form form{};
   std::uint32_t elements_bytes = 0;  ///< of the elements in the form in which they travel
   std::uint32_t bytes = 0;           ///< that follow
-  std::uint32_t crc = 0;             ///< of the bytes that follow
-  std::uint32_t result = 0;          ///< of the elements
-  std::uint32_t header = 0;          ///< of all before it
+  std::uint32_t unused = 0;
+  std::uint32_t result = 0;  ///< checksum of the elements
+  std::uint32_t header = 0;  ///< checksum of all before it
 };
 static_assert(sizeof(refit_header) == 64);
 
