@@ -98,17 +98,18 @@ struct command_line {
         each.sent_bytes, each.links, each.changed_links, each.dropped_blocks, each.matched_tokens,
         each.wrong_tensors);
   }
-  return fmt::format("{{\"image_bytes\": {}, \"base_bytes\": {}, \"refits\": [{}]}}\n", result.image_bytes,
-                     result.base_bytes, lines);
+  return fmt::format("{{\"image_bytes\": {}, \"base_bytes\": {}, \"arrival_bytes\": {}, \"refits\": [{}]}}\n",
+                     result.image_bytes, result.base_bytes, result.arrival_bytes, lines);
 }
 
 [[nodiscard]] inline std::string to_report(const command_line& asked, const job_result& result) {
   const auto bytes = [](std::uint64_t n) { return example::bytes_text(static_cast<double>(n)); };
   std::string text = fmt::format(
-      "{} trainers, {} engines; a version {} on all engines, two of them; trainers keep {}\n\n"
+      "{} trainers, {} engines; a version {} on all engines, two of them; trainers keep {}, engines {}\n\n"
       "  {:>6} {:>8} {:>8} {:>11} {:>11} {:>7} {:>9} {:>9} {:>6}\n",
-      asked.job.trainers, asked.job.engines, bytes(result.image_bytes), bytes(result.base_bytes), "step",
-      "version", "loss", "weights", "sent", "of it", "changes", "KV blocks", "wrong");
+      asked.job.trainers, asked.job.engines, bytes(result.image_bytes), bytes(result.base_bytes),
+      bytes(result.arrival_bytes), "step", "version", "loss", "weights", "sent", "of it", "changes",
+      "KV blocks", "wrong");
   for (const refit_line& each : result.lines) {
     text += fmt::format(
         "  {:>6} {:>8} {:>8.4f} {:>11} {:>11} {:>6.1f}% {:>4} of {:<2} {:>9} {:>6}\n", each.step,

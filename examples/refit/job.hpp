@@ -16,9 +16,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <mutex>
 #include <span>
@@ -46,6 +46,7 @@ struct job_options {
   std::uint64_t seed = 1;
   weight_form form = weight_form::bf16;
   llmmem::refit_sends sends = llmmem::refit_sends::changes;
+  bool keeps_arrivals = true;  ///< so that quantised matrices also travel as changes
 };
 
 /// One refit, with the traffic of all trainers.
@@ -65,8 +66,9 @@ struct refit_line {
 struct job_result {
   std::string plan;
   std::vector<refit_line> lines;
-  std::uint64_t image_bytes = 0;  ///< of one version, on all engines
-  std::uint64_t base_bytes = 0;   ///< of what trainers keep to send changes
+  std::uint64_t image_bytes = 0;    ///< of one version, on all engines
+  std::uint64_t base_bytes = 0;     ///< of what trainers keep to send changes
+  std::uint64_t arrival_bytes = 0;  ///< of what engines keep of quantised matrices
 };
 
 namespace detail {
@@ -92,25 +94,17 @@ struct shared_weights {
       whole[part.to.element_at(p)] = weights[to_index(part.source)][part.from.element_at(p)];
   }
   const element_runs set = plan.target_set(target, receiver);
-  std::vector<float> mine;
+  std::vector<std::uint16_t> mine;
   for (std::uint64_t p = 0; p < set.elements(); ++p)
-    mine.push_back(whole[set.element_at(p)]);
+    mine.push_back(bf16_from_f32_bits(std::bit_cast<std::uint32_t>(whole[set.element_at(p)])));
   const auto has = image.tensor(tensor_id{static_cast<std::uint32_t>(target)});
+  if (tensor.group == 0) return std::ranges::equal(std::as_bytes(std::span(mine)), has);
   std::vector<std::byte> wanted(has.size());
-  if (tensor.group == 0) {
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      std::uint32_t bits = 0;
-      std::memcpy(&bits, &mine[i], sizeof(bits));
-      const std::uint16_t rounded = bf16_from_f32_bits(bits);
-      std::memcpy(wanted.data() + 2 * i, &rounded, sizeof(rounded));
-    }
-    return std::ranges::equal(wanted, has);
-  }
   const auto scales = image.scales(tensor_id{static_cast<std::uint32_t>(target)});
   std::vector<std::byte> wanted_scales(scales.size());
   const auto groups = static_cast<std::uint32_t>(mine.size() / tensor.group);
   quantize_groups(host_executor{}, {.rows = 1, .groups = groups, .elements = tensor.group},
-                  {std::as_bytes(std::span(mine)).data(), dtype::f32, 4 * mine.size()},
+                  {std::as_bytes(std::span(mine)).data(), dtype::bf16, 2 * mine.size()},
                   {wanted.data(), tensor.element, mine.size()},
                   {wanted_scales.data(), 4 * std::uint64_t{groups}})
       .value();
@@ -234,7 +228,8 @@ inline void serve(job& of, ranks_type& ranks, llmmem::refit<ranks_type>& moving)
                             llmmem::state_kind::weights);
   const split_2d to(facts_of(model.target), model.axes, rank_count{asked.engines});
   const refit_plan plan = make_refit(refit_side<zero_partition>{model.source, from, trainers},
-                                     refit_side<split_2d>{model.target, to, engines}, model.rules);
+                                     refit_side<split_2d>{model.target, to, engines}, model.rules,
+                                     {.keeps_arrivals = asked.keeps_arrivals, .quantizes_from = dtype::bf16});
   job_result result;
   result.plan = to_text(plan);
   detail::job shared{asked, text, plan, result};
@@ -255,6 +250,10 @@ inline void serve(job& of, ranks_type& ranks, llmmem::refit<ranks_type>& moving)
       ranks.join(ranks.after(detail::patience_ns)).value();
       refit moving(ranks, plan, {.keeps_base = asked.sends != refit_sends::all});
       try {
+        {
+          const std::lock_guard held(shared.mutex);
+          result.arrival_bytes += moving.arrival_bytes();
+        }
         seat < asked.trainers ? detail::train(shared, ranks, moving) : detail::serve(shared, ranks, moving);
       } catch (...) {
         ranks.revoke();

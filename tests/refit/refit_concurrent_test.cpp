@@ -86,8 +86,9 @@ void check_image(const refit_image& image, const refit_plan& plan, const refit_m
   for (std::uint32_t t = 0; t < model.target.size(); ++t) {
     const refit_tensor& tensor = model.target[t];
     const element_runs set = plan.target_set(t, receiver);
-    const dtype wire =
-        tensor.group == 0 ? tensor.element : model.source[model.origins[t].front().tensor].element;
+    dtype wire = tensor.element;
+    if (tensor.group != 0) wire = model.source[model.origins[t].front().tensor].element;
+    if (tensor.group != 0 && wire == dtype::f32) wire = plan.options.quantizes_from;
     std::vector<std::byte> wanted;
     for (std::uint64_t i = 0; i < set.elements(); ++i) {
       const auto element = converted(contents, model, model.origins[t][set.element_at(i)], wire);
@@ -123,13 +124,17 @@ void change_some(random_numbers& random, std::vector<std::vector<std::byte>>& co
 
 TEST_CASE("every element of every rank is what its rule says, after all and after changes") {
   std::uint64_t changed = 0;
+  std::uint64_t sparse = 0;
   for (const auto seed : seeds_within(250, 60)) {
     CAPTURE(seed);
     random_numbers random(seed);
     const bool quantises = random.once_in(3);
     const refit_model model = random_refit(random, quantises);
     const refit_sides sides = random_sides(random, model, quantises);
-    const refit_plan plan = sides.plan(model, {.arrival_bytes = quantises ? 8192U : 0U});
+    const bool keeps = quantises && random.once_in(2);
+    const dtype from = random.once_in(2) ? dtype::f32 : dtype::bf16;
+    const refit_plan plan = sides.plan(
+        model, {.arrival_bytes = quantises ? 8192U : 0U, .keeps_arrivals = keeps, .quantizes_from = from});
     std::vector<std::vector<std::vector<std::byte>>> versions{source_contents(model, seed)};
     for (int i = 0; i < 2; ++i) {
       versions.push_back(versions.back());
@@ -144,6 +149,10 @@ TEST_CASE("every element of every rank is what its rule says, after all and afte
         if (v != 0) CHECK(done->changed_links == done->links);
         CHECK(done->elements_bytes == plan.sent_bytes(ranks.rank()));
         if (v == 2) changed += done->changed_links;
+        if (v != 0 && keeps && done->elements_bytes > 1500) {
+          CHECK(done->sent_bytes * 2 < done->elements_bytes);
+          ++sparse;
+        }
         if (engine) check_image(*engine->weights.snapshot().value(), plan, model, versions[v], ranks.rank());
       }
       CHECK(moving.staging_bytes() <= 28672);
@@ -151,6 +160,7 @@ TEST_CASE("every element of every rank is what its rule says, after all and afte
     });
   }
   CHECK(changed > 10);
+  CHECK(sparse > 3);
 }
 
 namespace {

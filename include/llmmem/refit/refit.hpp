@@ -82,7 +82,8 @@ struct refit_outcome {
 /// Changes are the exclusive or with what was sent last. Before, each receiver says which number it serves,
 /// and the checksum of what it has of each link; a sender that sent something else sends every element
 /// instead. A message has the shortest of three forms: its elements, changed units with the gaps between
-/// them, byte planes. Tensors that are quantised on arrival have no base and are always sent whole.
+/// them, byte planes. Tensors that are quantised on arrival have a base with
+/// `keeps_arrivals` of the plan; otherwise they are always sent whole.
 ///
 /// Memory: two images on an engine's rank (`double_buffer`), one more element of `latest{n}` for each late
 /// reader; `staging_bytes`; `arrival_bytes` of the plan for quantised tensors; on a trainer's rank what it
@@ -193,6 +194,10 @@ class refit {
   [[nodiscard]] bool is_quantized(tensor_id target) const noexcept {
     return plan_->target[to_index(target)].group != 0;
   }
+  /// Whether receivers keep what changes of a tensor refer to.
+  [[nodiscard]] bool has_base(tensor_id target) const noexcept {
+    return plan_->options.keeps_arrivals || !is_quantized(target);
+  }
   /// Where an element that has arrived goes.
   [[nodiscard]] std::byte* address(const refit_image& into, const refit_part& part,
                                    std::uint64_t element) noexcept {
@@ -204,7 +209,7 @@ class refit {
   [[nodiscard]] dtype form_of(const refit_part& part) const noexcept {
     return is_quantized(part.target) ? part.wire : plan_->target[to_index(part.target)].element;
   }
-  /// Writes the next elements of what is served, in the form in which they travel; zeros for quantised ones.
+  /// Writes the next elements of what is served, in the form in which they travel; zeros without a base.
   std::uint64_t gather_base(const refit_image& newest, detail::refit_cursor& from, std::byte* to);
   [[nodiscard]] bool has_link(std::uint32_t from, std::uint32_t to) const noexcept;
   [[nodiscard]] failure refusal(error_code code, std::uint64_t index, std::uint64_t wanted,
@@ -228,12 +233,12 @@ class refit {
   std::optional<codec_type> codec_{};
   std::vector<std::uint64_t> arrival_at_{};  // by target tensor
   std::vector<std::uint32_t> scope_of_{};    // by target tensor
-  bool has_quantized_ = false;
-  std::uint64_t base_number_ = 0;          // 0: what was sent last is not served
-  std::vector<std::uint32_t> base_crc_{};  // by receiver
-  std::vector<bool> sends_changes_{};      // by receiver, of the call in flight
-  std::uint64_t base_at_ = 0;              // of the call in flight
-  refit_outcome now_{};                    // of the call in flight
+  bool has_baseless_ = false;                // tensors without a base
+  std::uint64_t base_number_ = 0;            // 0: what was sent last is not served
+  std::vector<std::uint32_t> base_crc_{};    // by receiver
+  std::vector<bool> sends_changes_{};        // by receiver, of the call in flight
+  std::uint64_t base_at_ = 0;                // of the call in flight
+  refit_outcome now_{};                      // of the call in flight
   std::optional<comm::agreed> vote_{};
 };
 

@@ -67,6 +67,11 @@ struct refit_plan_options {
   /// The most memory that a rank has for tensors that it quantises on arrival, in the form in which they
   /// travel. More of it means fewer rounds.
   std::uint64_t arrival_bytes = std::uint64_t{256} << 20;
+  /// Whether receivers also keep quantised tensors in the form in which they arrive, all of them at once and
+  /// beyond `arrival_bytes`: then these have a base, too, and travel as changes.
+  bool keeps_arrivals = false;
+  /// `bf16` or `f16`: f32 sources of quantised tensors are rounded to it and travel so, in half of the bytes.
+  dtype quantizes_from = dtype::f32;
 };
 
 /// A plan. Every rank makes it from the same input and so has the same one: there is no rank that hands it
@@ -159,7 +164,8 @@ inline std::span<const refit_copy> refit_plan::of_link(std::uint32_t scope, rank
 ///   rank that needs it, and nothing else is sent. Of several ranks with the same elements, the one with the
 ///   fewest bytes to send so far sends them (`make_reshard`).
 /// - Elements travel in the narrower one of both types, and are converted by the sender (f32 to bf16) or the
-///   receiver (bf16 to f32). Tensors that are quantised on arrival travel in the trainer's type.
+///   receiver (bf16 to f32). Tensors that are quantised on arrival travel in the trainer's type,
+///   or from f32 in that of `quantizes_from`.
 /// - A target tensor that no rule names takes the source of its own name.
 ///
 /// @par Complexity   O(parts x ranks + runs) beyond `make_reshard`: runs of columns count one by one.

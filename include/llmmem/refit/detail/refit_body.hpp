@@ -86,13 +86,13 @@ void refit<T>::place_arrivals() {
     wires[to_index(each.target)] = each.wire;
   for (std::uint32_t t = 0; t < plan_->target.size(); ++t) {
     if (!is_quantized(tensor_id{t})) continue;
-    has_quantized_ = true;
+    has_baseless_ = has_baseless_ || !has_base(tensor_id{t});
     if (receiver == plan_->receivers.size()) continue;
     arrival_at_[t] = used[scope_of_[t]];
     used[scope_of_[t]] += plan_->target_set(t, receiver).elements() * detail::width_of(wires[t]);
   }
   const std::uint64_t most = used.empty() ? 0 : *std::ranges::max_element(used);
-  arrivals_ = {most, options_.metadata, "refit: tensors that arrive"};
+  arrivals_ = {most, std::byte{}, options_.metadata, "refit: tensors that arrive"};
 }
 
 template <transport T>

@@ -41,7 +41,7 @@ std::uint64_t refit<T>::gather_base(const refit_image& newest, detail::refit_cur
   return from.take(
       message_bytes_, [&](const refit_part& part, std::uint64_t, std::uint64_t element, std::uint64_t count) {
         const std::uint64_t bytes = count * detail::width_of(part.wire);
-        if (is_quantized(part.target)) {
+        if (!has_base(part.target)) {
           std::memset(to, 0, bytes);
         } else {
           detail::convert_elements(form_of(part), address(newest, part, element), part.wire, to, count);
@@ -192,13 +192,13 @@ result<void> refit<T>::compose(const ends<Source>& with, detail::refit_cursor& o
       if (header.form != detail::refit_form::whole) header.base = base_number_;
     }
     std::copy(elements.begin(), elements.end(), base.begin());
-    if (has_quantized_) {
+    if (has_baseless_) {
       detail::refit_cursor again = begin;
       std::byte* part_at = base.data();
       again.take(message_bytes_,
                  [&](const refit_part& part, std::uint64_t, std::uint64_t, std::uint64_t count) {
                    const std::uint64_t width = count * detail::width_of(part.wire);
-                   if (is_quantized(part.target)) std::memset(part_at, 0, width);
+                   if (!has_base(part.target)) std::memset(part_at, 0, width);
                    part_at += width;
                  });
     }

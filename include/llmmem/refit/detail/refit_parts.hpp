@@ -30,7 +30,8 @@ namespace detail {
 
 /// Returns the type in which elements travel.
 /// @throws argument_error  when nothing converts between the types.
-[[nodiscard]] inline dtype wire_of(const refit_tensor& source, const refit_tensor& target) {
+[[nodiscard]] inline dtype wire_of(const refit_tensor& source, const refit_tensor& target,
+                                   const refit_plan_options& options) {
   const auto refuse = [&](const std::string& why) -> argument_error {
     return argument_error("refit: '" + source.name + "' is " + std::string(name_of(source.element)) + ", '" +
                           target.name + "' is " + std::string(name_of(target.element)) + ": " + why);
@@ -43,7 +44,8 @@ namespace detail {
     if (target.element != dtype::int8 && target.element != dtype::fp8_e4m3)
       throw refuse("groups are quantised to int8 or fp8_e4m3");
     if (!is_float_weight(source.element)) throw refuse("only f32, bf16 and f16 are quantised");
-    return source.element;
+    if (!is_float_weight(options.quantizes_from)) throw refuse("quantizes_from is f32, bf16 or f16");
+    return source.element == dtype::f32 ? options.quantizes_from : source.element;
   }
   if (source.element == target.element) return source.element;
   if (source.element == dtype::f32 && is_float_weight(target.element)) return target.element;
@@ -54,8 +56,9 @@ namespace detail {
 /// The parts of one plan, by rule.
 class refit_part_maker {
  public:
-  refit_part_maker(std::span<const refit_tensor> source, std::span<const refit_tensor> target)
-      : source_(source), target_(target), filled_(target.size()) {
+  refit_part_maker(std::span<const refit_tensor> source, std::span<const refit_tensor> target,
+                   const refit_plan_options& options)
+      : source_(source), target_(target), options_(options), filled_(target.size()) {
     for (std::size_t i = 0; i < source.size(); ++i) {
       if (!by_name_.emplace(source[i].name, i).second)
         throw argument_error("refit: two source tensors have the name '" + source[i].name + "'");
@@ -141,7 +144,7 @@ class refit_part_maker {
   void add(std::size_t s, std::size_t t, refit_bands from, refit_bands to) {
     const refit_tensor& source = source_[s];
     const refit_tensor& target = target_[t];
-    const dtype wire = wire_of(source, target);
+    const dtype wire = wire_of(source, target, options_);
     used_[s] = true;
     const auto refuse = [&](const std::string& why) -> argument_error {
       const auto text = [](const refit_tensor& of) {
@@ -238,6 +241,7 @@ class refit_part_maker {
 
   std::span<const refit_tensor> source_;
   std::span<const refit_tensor> target_;
+  const refit_plan_options& options_;
   std::map<std::string, std::size_t> by_name_{};
   std::vector<bool> used_{};
   std::vector<std::vector<refit_part>> filled_;

@@ -95,7 +95,7 @@ inline void check_groups(const refit_tensor& tensor, const element_runs& set) {
   std::vector<std::uint64_t> arriving(plan.receivers.size());
   std::uint32_t scope = 0;
   for (std::size_t t = 0; t < plan.target.size(); ++t) {
-    if (plan.target[t].group != 0) {
+    if (plan.target[t].group != 0 && !plan.options.keeps_arrivals) {
       const auto bytes = [&](std::size_t r) {
         return plan.target_set(t, r).elements() * (bits_of(wires[t]) / 8);
       };
@@ -129,6 +129,7 @@ inline void check_groups(const refit_tensor& tensor, const element_runs& set) {
         sum = (sum ^ ((number >> (8 * byte)) & 0xFFU)) * 0x100'0000'01B3ULL;
     }
   };
+  add(plan.options.keeps_arrivals);
   for (const auto* side : {&plan.source, &plan.target}) {
     for (const refit_tensor& each : *side) {
       sum = format_digest(each.name, sum);
@@ -138,10 +139,10 @@ inline void check_groups(const refit_tensor& tensor, const element_runs& set) {
   for (const refit_copy& each : plan.copies) {
     const element_runs& source = plan.stored[to_index(each.moves.source)].storage;
     const element_runs& target = plan.wanted[to_index(each.moves.destination)].storage;
-    add(each.scope, to_index(each.from), to_index(each.to), to_index(each.moves.tensor),
-        each.moves.source_offset, each.moves.destination_offset, each.moves.run, each.moves.count,
-        each.moves.source_stride, each.moves.destination_stride, source.begin, source.run, source.stride,
-        target.begin, target.run, target.stride);
+    add(each.scope, to_index(each.from), to_index(each.to), plan.part_of(each).wire,
+        to_index(each.moves.tensor), each.moves.source_offset, each.moves.destination_offset, each.moves.run,
+        each.moves.count, each.moves.source_stride, each.moves.destination_stride, source.begin, source.run,
+        source.stride, target.begin, target.run, target.stride);
   }
   return sum;
 }
@@ -161,7 +162,7 @@ refit_plan make_refit(const refit_side<From>& source, const refit_side<To>& targ
   plan.senders.assign(source.ranks.begin(), source.ranks.end());
   plan.receivers.assign(target.ranks.begin(), target.ranks.end());
   plan.options = options;
-  detail::refit_part_maker maker(plan.source, plan.target);
+  detail::refit_part_maker maker(plan.source, plan.target, plan.options);
   maker.apply(rules);
   plan.parts = maker.parts();
   plan.unused = maker.unused();
