@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <concepts>
 #include <cstring>
+#include <optional>
 #include <type_traits>
+#include <utility>
 
 namespace llmmem {
 inline namespace v0 {
@@ -238,10 +240,18 @@ result<void> refit<T>::transfer(const ends<Source>& with) {
 template <transport T>
 template <class Source>
 result<void> refit<T>::keep(const ends<Source>& with, std::uint32_t scope) {
+  using held_type = std::remove_cvref_t<decltype(*with.source->hold(tensor_id{}))>;
+  std::optional<held_type> held;
+  tensor_id of{};
   for (const refit_copy& copy : plan_->of_link(scope, rank_id{self_}, rank_id{self_})) {
     const refit_part& part = plan_->part_of(copy);
-    auto held = with.source->hold(part.source);
-    if (!held) return held.error();
+    if (!held || of != part.source) {
+      held.reset();
+      auto now = with.source->hold(part.source);
+      if (!now) return now.error();
+      held.emplace(std::move(*now));
+      of = part.source;
+    }
     const dtype has = plan_->source[to_index(part.source)].element;
     plan_->each_run(copy, [&](std::uint64_t from, std::uint64_t to, std::uint64_t count) {
       detail::convert_elements(has, held->bytes().data() + from * detail::width_of(has), form_of(part),
