@@ -228,6 +228,7 @@
 #include <llmmem/refit/refit.hpp>
 #include <llmmem/refit/refit_folder.hpp>
 #include <llmmem/refit/refit_image.hpp>
+#include <llmmem/refit/refit_part.hpp>
 #include <llmmem/refit/refit_plan.hpp>
 #include <llmmem/refit/refit_rules.hpp>
 #include <llmmem/refit/refit_source.hpp>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/model/dtype.hpp>
+#include <llmmem/refit/refit_part.hpp>
 #include <llmmem/refit/refit_rules.hpp>
 #include <llmmem/refit/refit_tensor.hpp>
 #include <llmmem/sharding/concepts.hpp>
@@ -29,15 +29,6 @@ struct refit_side {
   std::span<const rank_id> ranks{};  ///< the transport's rank of each rank of the partition
 };
 
-/// The elements at positions 0, 1, ... of `from` in `source` become those of `to` in `target`.
-struct refit_part {
-  tensor_id source{};
-  tensor_id target{};
-  element_runs from{};
-  element_runs to{};
-  dtype wire = dtype::bf16;  ///< the form in which they travel
-};
-
 /// Where the elements of a piece are in a rank's dense storage of a tensor.
 struct refit_piece {
   rank_id rank{};          ///< the transport's
@@ -60,18 +51,6 @@ struct refit_link {
   std::uint64_t bytes = 0;
 
   friend constexpr bool operator==(const refit_link&, const refit_link&) noexcept = default;
-};
-
-/// What is decided before a plan is made, alike on all ranks.
-struct refit_plan_options {
-  /// The most memory that a rank has for tensors that it quantises on arrival, in the form in which they
-  /// travel. More of it means fewer rounds.
-  std::uint64_t arrival_bytes = std::uint64_t{256} << 20;
-  /// Whether receivers also keep quantised tensors in the form in which they arrive, all of them at once and
-  /// beyond `arrival_bytes`: then these have a base, too, and travel as changes.
-  bool keeps_arrivals = false;
-  /// `bf16` or `f16`: f32 sources of quantised tensors are rounded to it and travel so, in half of the bytes.
-  dtype quantizes_from = dtype::f32;
 };
 
 /// A plan. Every rank makes it from the same input and so has the same one: there is no rank that hands it

@@ -5,7 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/model/dtype.hpp>
-#include <llmmem/refit/refit_plan.hpp>
+#include <llmmem/refit/refit_part.hpp>
 #include <llmmem/refit/refit_rules.hpp>
 #include <llmmem/refit/refit_tensor.hpp>
 #include <llmmem/sharding/element_runs.hpp>
@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -59,9 +58,14 @@ class refit_part_maker {
   refit_part_maker(std::span<const refit_tensor> source, std::span<const refit_tensor> target,
                    const refit_plan_options& options)
       : source_(source), target_(target), options_(options), filled_(target.size()) {
-    for (std::size_t i = 0; i < source.size(); ++i) {
-      if (!by_name_.emplace(source[i].name, i).second)
-        throw argument_error("refit: two source tensors have the name '" + source[i].name + "'");
+    by_name_.resize(source.size());
+    for (std::size_t i = 0; i < source.size(); ++i)
+      by_name_[i] = i;
+    std::sort(by_name_.begin(), by_name_.end(),
+              [&](std::size_t a, std::size_t b) { return source_[a].name < source_[b].name; });
+    for (std::size_t i = 1; i < by_name_.size(); ++i) {
+      if (source_[by_name_[i]].name == source_[by_name_[i - 1]].name)
+        throw argument_error("refit: two source tensors have the name '" + source_[by_name_[i]].name + "'");
     }
     used_.resize(source.size());
   }
@@ -102,11 +106,13 @@ class refit_part_maker {
 
  private:
   [[nodiscard]] std::size_t source_named(const std::string& name, const std::string& target) const {
-    const auto found = by_name_.find(name);
-    if (found == by_name_.end())
+    const auto found = std::lower_bound(
+        by_name_.begin(), by_name_.end(), name,
+        [&](std::size_t at, const std::string& wanted) { return source_[at].name < wanted; });
+    if (found == by_name_.end() || source_[*found].name != name)
       throw argument_error("refit: target tensor '" + target + "' takes '" + name +
                            "', which no source tensor is named; add a rule for it");
-    return found->second;
+    return *found;
   }
 
   static void check_bands(const refit_tensor& tensor, const refit_bands& bands) {
@@ -242,7 +248,7 @@ class refit_part_maker {
   std::span<const refit_tensor> source_;
   std::span<const refit_tensor> target_;
   const refit_plan_options& options_;
-  std::map<std::string, std::size_t> by_name_{};
+  std::vector<std::size_t> by_name_{};  // source tensors
   std::vector<bool> used_{};
   std::vector<std::vector<refit_part>> filled_;
 };

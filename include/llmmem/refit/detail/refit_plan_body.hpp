@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <span>
 #include <string>
 #include <tuple>
@@ -215,7 +214,6 @@ refit_plan make_refit(const refit_side<From>& source, const refit_side<To>& targ
 
   const std::vector<std::uint32_t> scope_of = detail::refit_scopes(plan, wires);
   plan.scopes = scope_of.empty() ? 0 : scope_of.back() + 1;
-  std::map<std::pair<rank_id, rank_id>, refit_link> links;
   for (const reshard_copy& copy : moves.copies) {
     const rank_id from = plan.stored[to_index(copy.source)].rank;
     const rank_id to = plan.wanted[to_index(copy.destination)].rank;
@@ -226,12 +224,15 @@ refit_plan make_refit(const refit_side<From>& source, const refit_side<To>& targ
       continue;
     }
     plan.bytes += bytes;
-    refit_link& link = links.try_emplace({from, to}, refit_link{from, to, 0, 0}).first->second;
-    link.elements += copy.elements();
-    link.bytes += bytes;
+    const auto is_it = [&](const refit_link& each) { return each.from == from && each.to == to; };
+    auto link = std::ranges::find_if(plan.links, is_it);
+    if (link == plan.links.end()) link = plan.links.insert(link, refit_link{from, to, 0, 0});
+    link->elements += copy.elements();
+    link->bytes += bytes;
   }
-  for (const auto& each : links)
-    plan.links.push_back(each.second);
+  std::ranges::sort(plan.links, [](const refit_link& a, const refit_link& b) {
+    return std::tuple(a.from, a.to) < std::tuple(b.from, b.to);
+  });
   std::ranges::sort(plan.copies, [](const refit_copy& a, const refit_copy& b) {
     const auto key = [](const refit_copy& c) {
       return std::tuple(c.scope, c.from, c.to, c.moves.tensor, c.moves.destination,
