@@ -284,7 +284,8 @@ TEST_CASE("a message that is changed on its way, or short, leaves the old versio
         if (engine)
           check_image(*engine->weights.snapshot().value(), world.plan, world.model, versions[0],
                       under.rank());
-        if (done.code() == errc::message_damaged || done.code() == errc::other_refit) {
+        CHECK(done.code() != errc::other_refit);  // a damaged number is not compared with anything
+        if (done.code() == errc::message_damaged) {
           CHECK(done.error().index == 0);
           ++found;
         }
