@@ -228,6 +228,15 @@
 #include <llmmem/redundancy/seat_placement.hpp>
 #include <llmmem/redundancy/simd_path.hpp>
 #include <llmmem/redundancy/xor_parity.hpp>
+#include <llmmem/refit/errors.hpp>
+#include <llmmem/refit/refit.hpp>
+#include <llmmem/refit/refit_folder.hpp>
+#include <llmmem/refit/refit_image.hpp>
+#include <llmmem/refit/refit_part.hpp>
+#include <llmmem/refit/refit_plan.hpp>
+#include <llmmem/refit/refit_rules.hpp>
+#include <llmmem/refit/refit_source.hpp>
+#include <llmmem/refit/refit_tensor.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/access_window.hpp>
 #include <llmmem/schedule/bounds.hpp>

@@ -8,6 +8,7 @@
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/paging/errors.hpp>
 #include <llmmem/redundancy/errors.hpp>
+#include <llmmem/refit/errors.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/errors.hpp>
 #include <llmmem/tiering/errors.hpp>
@@ -43,6 +44,7 @@ std::vector<const error_info*> every_code() {
   add(detail::kernels_errors);
   add(detail::paging_errors);
   add(detail::redundancy_errors);
+  add(detail::refit_errors);
   add(detail::space_errors);
   add(detail::tiering_errors);
   add(detail::transfer_errors);
@@ -68,7 +70,7 @@ static_assert(errc::ok.number() == 0 && errc::out_of_blocks.number() == 1 &&
               errc::out_of_bytes.number() == 5);
 static_assert(errc::zero_bytes.number() == 28 && errc::dependency_failed.number() == 58);
 static_assert(errc::peer_failed.number() == 76 && errc::frame_forged.number() == 99 &&
-              errc::lease_lost.number() == 100 && errc::unexpected_part.number() == last_error_number);
+              errc::lease_lost.number() == 100 && errc::unexpected_part.number() == 102);
 
 }  // namespace
 

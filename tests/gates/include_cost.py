@@ -12,7 +12,7 @@ import sys
 import time
 
 LIMIT = 60_000
-UMBRELLA_LIMIT = 202_000
+UMBRELLA_LIMIT = 205_000
 UMBRELLA = "llmmem/llmmem.hpp"
 TOOL_LIMITS = {
     # All that kv_blocks.hpp needs, 60,000 lines, and the codes of groups and of single tokens.
@@ -84,6 +84,9 @@ TOOL_LIMITS = {
     # Of a training run: the resharding planner, wires and <atomic>; the planners of schedules and <thread>.
     "llmmem/sharding/sharded_state.hpp": 67_000,
     "llmmem/sharding/gather_schedule.hpp": 80_000,
+    # The resharding planner, quantisation and byte planes; with files, what loads them.
+    "llmmem/refit/refit.hpp": 70_000,
+    "llmmem/refit/refit_folder.hpp": 99_000,
 }
 
 compiler = sys.argv[1]

@@ -1,0 +1,68 @@
+/// @file
+/// Sources of a refit: memory, or the pieces of a `sharded_state`, resident or in tiers.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/result.hpp>
+#include <llmmem/sharding/ids.hpp>
+#include <llmmem/tiering/access.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <utility>
+
+namespace llmmem {
+inline namespace v0 {
+
+/// What this rank holds of the source's tensors, dense, in the order of the partition's `local`.
+///
+///     hold(t)   a `result` of an object whose `bytes()` are tensor t's piece for as long as it lives
+///
+/// A refit holds one piece at a time, so a source in tiers brings up one piece at a time.
+template <class S>
+concept refit_source = requires(S& source, tensor_id tensor) {
+  { source.hold(tensor).value().bytes() } -> std::convertible_to<std::span<const std::byte>>;
+  { source.hold(tensor).has_value() } -> std::same_as<bool>;
+};
+
+/// Pieces in memory, or in a mapped file.
+class refit_spans {
+ public:
+  struct held {
+    std::span<const std::byte> piece{};
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return piece; }
+  };
+  /// @param pieces  one for each source tensor; outlive the source.
+  explicit refit_spans(std::span<const std::span<const std::byte>> pieces) noexcept : pieces_(pieces) {}
+  [[nodiscard]] result<held> hold(tensor_id tensor) noexcept { return held{pieces_[to_index(tensor)]}; }
+
+ private:
+  std::span<const std::span<const std::byte>> pieces_;
+};
+
+static_assert(refit_source<refit_spans>);
+
+/// The pieces of a `sharded_state`: resident ones in place, those in tiers leased one at a time.
+template <class State>
+class refit_state {
+ public:
+  using lease_type =
+      std::remove_cvref_t<decltype(*std::declval<State&>().lease(tensor_id{}, access_mode::read))>;
+  struct held {
+    lease_type lease{};
+    [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return lease.local(); }
+  };
+  explicit refit_state(State& state) noexcept : state_(&state) {}
+  [[nodiscard]] result<held> hold(tensor_id tensor) {
+    auto lease = state_->lease(tensor, access_mode::read);
+    if (!lease) return lease.error();
+    return held{std::move(*lease)};
+  }
+
+ private:
+  State* state_;
+};
+
+}  // namespace v0
+}  // namespace llmmem
