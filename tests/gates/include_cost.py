@@ -12,11 +12,12 @@ import sys
 import time
 
 LIMIT = 60_000
-UMBRELLA_LIMIT = 205_000
+UMBRELLA_LIMIT = 208_000
 UMBRELLA = "llmmem/llmmem.hpp"
 TOOL_LIMITS = {
     # All that kv_blocks.hpp needs, 60,000 lines, and the codes of groups and of single tokens.
     "llmmem/kernels/kv_quantize.hpp": 64_000,
+    "llmmem/kernels/block_lists.hpp": 62_000,
     # Attention with all of its forms, of keys and values and of latents, and what merges or summarises.
     "llmmem/kernels/near_attention.hpp": 62_000,
     "llmmem/kernels/rank_attention.hpp": 62_000,
@@ -74,6 +75,10 @@ TOOL_LIMITS = {
     "llmmem/offload/kv_mover.hpp": 62_000,
     "llmmem/offload/kv_tiers.hpp": 75_000,
     "llmmem/pool/kv_pool.hpp": 78_000,
+    # The plan of a split, 57,000, and memory of blocks with its fences; and for devices, <algorithm> and a mover's copies.
+    "llmmem/offload/share_packer.hpp": 66_000,
+    "llmmem/pool/kv_handover.hpp": 67_000,
+    "llmmem/offload/executor_packer.hpp": 81_000,
     # <algorithm> is 20,000.
     "llmmem/kernels/block_checksum.hpp": 65_000,
     "llmmem/transfer/safetensors_file.hpp": 65_000,
@@ -84,6 +89,8 @@ TOOL_LIMITS = {
     # Of a training run: the resharding planner, wires and <atomic>; the planners of schedules and <thread>.
     "llmmem/sharding/sharded_state.hpp": 67_000,
     "llmmem/sharding/gather_schedule.hpp": 80_000,
+    # <condition_variable> alone is 57,000, and <memory>.
+    "llmmem/sharding/background_sums.hpp": 68_000,
     # The resharding planner, quantisation and byte planes; with files, what loads them.
     "llmmem/refit/refit.hpp": 70_000,
     "llmmem/refit/refit_folder.hpp": 99_000,

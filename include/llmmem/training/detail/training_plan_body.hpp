@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <deque>
 #include <optional>
 #include <string>
 
@@ -132,7 +131,7 @@ class step_writer {
   /// The oldest sum in flight becomes the mean, and its piece need not be held any longer.
   void finish_sum() {
     release(pieces_[gradients][in_flight_.front()]);
-    in_flight_.pop_front();
+    in_flight_.erase(in_flight_.begin());
   }
   void update(std::size_t layer) {
     acquire(pieces_[gradients][layer], access_mode::read);
@@ -155,7 +154,7 @@ class step_writer {
   std::array<std::vector<chunk>, 5> pieces_{};
   std::vector<chunk> records_{};
   std::vector<chunk> kept_{};
-  std::deque<std::size_t> in_flight_{};  // layers
+  std::vector<std::size_t> in_flight_{};  // layers, the oldest first
 };
 
 /// Adds bytes, of which a plan may have too many.
