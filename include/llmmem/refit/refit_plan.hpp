@@ -131,9 +131,8 @@ inline std::span<const refit_copy> refit_plan::of_link(std::uint32_t scope, rank
     if (a.scope != b.scope) return a.scope < b.scope;
     return a.from != b.from ? a.from < b.from : a.to < b.to;
   };
-  const auto found =
-      std::equal_range(copies.begin(), copies.end(), refit_copy{scope, from, to, {}}, is_before);
-  return {found.first, found.second};
+  const auto found = std::ranges::equal_range(copies, refit_copy{scope, from, to, {}}, is_before);
+  return {found.begin(), found.end()};
 }
 
 /// Returns the plan that fills every element of the target's tensors on every rank of its partition, each

@@ -191,7 +191,7 @@ result<void> refit<T>::compose(const ends<Source>& with, detail::refit_cursor& o
       }
       if (header.form != detail::refit_form::whole) header.base = base_number_;
     }
-    std::copy(elements.begin(), elements.end(), base.begin());
+    std::ranges::copy(elements, base.begin());
     if (has_baseless_) {
       detail::refit_cursor again = begin;
       std::byte* part_at = base.data();
@@ -241,7 +241,7 @@ result<void> refit<T>::accept(const ends<Source>& with, detail::refit_cursor& in
   const std::span<std::byte> elements(in_.data(), bytes);
   if (header.form == detail::refit_form::whole) {
     if (header.bytes != bytes) return refusal(errc::other_refit, from, bytes, header.bytes);
-    std::copy(body.begin(), body.end(), elements.begin());
+    std::ranges::copy(body, elements.begin());
   } else {
     const std::uint64_t served = with.newest == nullptr ? 0 : with.newest->number();
     if (served == 0 || header.base != served) return refusal(errc::other_refit, from, served, header.base);

@@ -61,8 +61,7 @@ class refit_part_maker {
     by_name_.resize(source.size());
     for (std::size_t i = 0; i < source.size(); ++i)
       by_name_[i] = i;
-    std::sort(by_name_.begin(), by_name_.end(),
-              [&](std::size_t a, std::size_t b) { return source_[a].name < source_[b].name; });
+    std::ranges::sort(by_name_, {}, [&](std::size_t at) -> const std::string& { return source_[at].name; });
     for (std::size_t i = 1; i < by_name_.size(); ++i) {
       if (source_[by_name_[i]].name == source_[by_name_[i - 1]].name)
         throw argument_error("refit: two source tensors have the name '" + source_[by_name_[i]].name + "'");
@@ -106,9 +105,8 @@ class refit_part_maker {
 
  private:
   [[nodiscard]] std::size_t source_named(const std::string& name, const std::string& target) const {
-    const auto found = std::lower_bound(
-        by_name_.begin(), by_name_.end(), name,
-        [&](std::size_t at, const std::string& wanted) { return source_[at].name < wanted; });
+    const auto found = std::ranges::lower_bound(
+        by_name_, name, {}, [&](std::size_t at) -> const std::string& { return source_[at].name; });
     if (found == by_name_.end() || source_[*found].name != name)
       throw argument_error("refit: target tensor '" + target + "' takes '" + name +
                            "', which no source tensor is named; add a rule for it");
