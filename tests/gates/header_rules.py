@@ -45,6 +45,16 @@ def mutable_statics(code):
             yield line, " ".join(text.split())
 
 
+def lone_words(raw):
+    """Yields line and text of each comment line that clang-format left with one word, in the middle of a sentence or of
+    an example's code."""
+    lines = raw.splitlines()
+    for before, (at, line), after in zip(lines, enumerate(lines[1:], 2), lines[2:]):
+        word = re.match(r"\s*/// *([a-z]\w*,?)$", line)
+        if word and len(before) > 92 and re.match(r"\s*///", before) and re.match(r"\s*/// +\S", after):
+            yield at, word[1]
+
+
 headers = sorted(p for p in ROOT.rglob("*") if p.suffix in {".hpp", ".cuh"})
 umbrella = UMBRELLA.read_text()
 
@@ -57,6 +67,9 @@ for path in headers:
         report(path, 1, "must begin with `/// @file` and a line that says what is in it")
     if raw.count("#pragma once\n") != 1:
         report(path, 1, "must say `#pragma once`, once")
+
+    for number, text in lone_words(raw):
+        report(path, number, f"a comment line with the one word '{text}': wrap the lines before it by hand")
 
     code = without_comments(raw)
     for number, text in mutable_statics(code):

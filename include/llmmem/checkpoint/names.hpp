@@ -28,8 +28,7 @@ struct checkpoint_id {
 ///     step-0000001200-g00000042   a checkpoint
 ///     LATEST                      the name of one, a hint for people and scripts
 ///     LOCK                        held by the committing process
-///     .tmp-..., .trash-...        one under construction, one being removed: removed when the folder is next
-///     opened
+///     .tmp-..., .trash-...        one under construction, one being removed: removed at the next opening
 ///     .latest-..., .probe-...     removed then, too
 ///     LOCK.rank-3                 held by the process that is rank 3 (`rank_session`)
 ///     .rank-...                   messages between ranks: removed when the folder is next opened

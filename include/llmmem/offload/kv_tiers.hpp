@@ -47,13 +47,11 @@ inline namespace v0 {
 ///         load.wait(l).value();                                 // layer by layer, in the order of the model
 ///         attend(l);
 ///       }
-///       const auto came = load.complete();                      // from now on `match` finds the right
-///       blocks if (!came.is_complete()) cache.truncate(sequence, came.tokens).value();  // and compute the
-///       rest
+///       const auto came = load.complete();   // from now on `match` finds the blocks that are right
+///       if (!came.is_complete()) cache.truncate(sequence, came.tokens).value();   // compute the rest
 ///     }
 ///     ...
-///     tiers.store(sequence, kernel_done).value();               // stores what the policy selects, after the
-///     fence
+///     tiers.store(sequence, kernel_done).value();   // what the policy selects, after the fence
 ///
 /// **The first tier is the gateway.** The host can access it, the mover copies between it and the cache, and
 /// all lower tiers read and write through its slots. These slots are the staging memory; the tier's budget

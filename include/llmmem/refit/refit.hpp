@@ -74,9 +74,8 @@ struct refit_outcome {
 /// 1. The ranks vote whether each has space for a version. Readers that pin the slot that is needed make this
 ///    one `errc::refit_abandoned` everywhere (`errc::version_pinned` there): end them, and call again.
 /// 2. Elements travel in messages. Each has a checksum of its elements (CRC-32C), which is verified before
-/// any
-///    of them is written, and they are written to the spare slot only. Tensors with groups are quantised when
-///    all of their elements have arrived, so that scales do not depend on the split.
+///    any of them is written, and they are written to the spare slot only. Tensors with groups are quantised
+///    when all of their elements have arrived, so that scales do not depend on the split.
 /// 3. The ranks vote again. Only if all have everything does each publish; otherwise all serve what they had.
 ///
 /// Changes are the exclusive or with what was sent last. Before, each receiver says which number it serves,

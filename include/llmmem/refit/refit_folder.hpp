@@ -64,9 +64,8 @@ inline constexpr std::pair<safetensors_type, dtype> refit_types[] = {
 ///     const sharding::replicated from(facts_of(source.tensors()), engines);
 ///
 /// @par Thread safety   one thread at a time.
-/// @par Errors          those of `load_checkpoint`, thrown by `hold`: the other ranks wait until their
-/// deadline,
-///   unless the rank revokes.
+/// @par Errors          those of `load_checkpoint`, thrown by `hold`: the other ranks wait until
+///                      their deadline, unless the rank revokes.
 class refit_checkpoint {
  public:
   struct held {

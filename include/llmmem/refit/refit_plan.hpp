@@ -147,8 +147,7 @@ inline std::span<const refit_copy> refit_plan::of_link(std::uint32_t scope, rank
 /// - A target tensor that no rule names takes the source of its own name.
 ///
 /// @par Complexity   O(parts x ranks + runs) beyond `make_reshard`: runs of columns count one by one.
-/// @throws argument_error  for rules that leave an element of a target tensor without a source or give it
-/// two,
+/// @throws argument_error  for rules that leave an element of a target tensor without a source, or with two,
 ///   for bands outside a tensor, for types between which nothing converts, for a rank that is listed twice on
 ///   a side, and for a partition that cuts a group of a quantised tensor: with the names.
 /// @throws length_error    when one tensor that is quantised on arrival exceeds `arrival_bytes` on a rank.

@@ -58,10 +58,9 @@ struct background_sums_stats {
 ///                      the messages of one sum.
 /// @par Thread safety   one thread, which also leases the pieces; the sums run on the queue's.
 /// @par Errors          `begin` and `finish` return the first failure of a sum that they wait for, and
-/// rethrow
-///                      its exception; the pieces of its scope are then unusable. The other sums are waited
-///                      for all the same. A piece that cannot be held revokes the transport, so that no rank
-///                      waits.
+///                      rethrow its exception; the pieces of its scope are then unusable. The other sums are
+///                      waited for all the same. A piece that cannot be held revokes the transport, so that
+///                      no rank waits.
 /// @par Source          Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3: communication during the
 ///                      backward pass.
 template <class State>
