@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include "support/refit_world.hpp"
 #include "support/seeds.hpp"
 #include "support/sim_world.hpp"
+#include "support/three_kinds.hpp"
 
 using namespace llmmem;
 using namespace llmmem_tests;
@@ -216,8 +218,8 @@ class changing_ranks {
 
 /// Two trainers with shards (ranks 0 and 1), two engines with columns (2 and 3), and a rank on neither side.
 struct small_refit {
-  small_refit() {
-    model.source = {{"a", tensor_shape::matrix(48, 40), dtype::bf16},
+  explicit small_refit(std::uint64_t rows = 48) {
+    model.source = {{"a", tensor_shape::matrix(rows, 40), dtype::bf16},
                     {"b", tensor_shape::vector(100), dtype::bf16}};
     model.target = model.source;
     for (std::uint32_t t = 0; t < 2; ++t) {
@@ -311,6 +313,7 @@ TEST_CASE("a trainer that dies at any call leaves one version on all engines, an
   const auto versions = versions_of(world, 2);
   std::uint64_t named = 0;
   std::uint64_t kept = 0;
+  std::uint64_t refused = 0;
   for (std::uint64_t n = 0; n < 60; ++n) {
     CAPTURE(n);
     std::array<std::uint64_t, 5> numbers{};
@@ -331,11 +334,22 @@ TEST_CASE("a trainer that dies at any call leaves one version on all engines, an
           break;
         }
       }
-      if (!engine) return;
-      const auto served = engine->weights.snapshot();
-      numbers[to_index(ranks.rank())] = served ? (*served)->number() : 0;
-      if (served && (*served)->number() != 0)
-        check_image(**served, world.plan, world.model, versions[(*served)->number() - 1], ranks.rank());
+      if (engine) {
+        const auto served = engine->weights.snapshot();
+        numbers[to_index(ranks.rank())] = served ? (*served)->number() : 0;
+        if (served && (*served)->number() != 0)
+          check_image(**served, world.plan, world.model, versions[(*served)->number() - 1], ranks.rank());
+      }
+      if (!moving.last_vote() || moving.last_vote()->failed.empty()) return;
+      // Without the dead one, ranks have other numbers than in the plan.
+      ranks.shrink(*moving.last_vote());
+      ++refused;
+      CHECK_THROWS_WITH_AS(
+          static_cast<void>(moving.attend(3, changes, ranks.after(1))),
+          ("refit: rank " + std::to_string(to_index(ranks.rank()) + 1) + " of 5 is now rank " +
+           std::to_string(to_index(ranks.rank())) + " of 4; make a plan for these ranks, and a refit of it")
+              .c_str(),
+          argument_error);
     });
     if (!net.was_killed(seat_id{0})) break;
     CHECK(numbers[2] == numbers[3]);
@@ -343,6 +357,7 @@ TEST_CASE("a trainer that dies at any call leaves one version on all engines, an
   }
   CHECK(named > 5);
   CHECK(kept > 5);
+  CHECK(refused > 20);
 }
 
 TEST_CASE("a version waits for its readers, an old number is refused, and all ranks agree on both") {
@@ -446,6 +461,99 @@ TEST_CASE("changes travel in the shortest of their forms") {
   });
 }
 
+namespace {
+
+/// A source whose pieces are counted, and which fails when one is held.
+struct counted_source {
+  refit_spans under;
+  std::uint64_t holds = 0;
+  std::uint64_t fails_at = ~std::uint64_t{0};  // from 0 on
+  bool throws = false;
+
+  [[nodiscard]] result<refit_spans::held> hold(tensor_id tensor) {
+    if (holds++ != fails_at) return under.hold(tensor);
+    if (throws) throw std::runtime_error("no such file");
+    return failure{errc::out_of_range, 0, 1, 0, "source"};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a piece is held once for each rank that needs it, in however many messages it travels") {
+  const small_refit world(480);
+  const auto versions = versions_of(world, 1);
+  in_world(5, 17, [&](sim_ranks& ranks, std::uint32_t rank) {
+    refit moving(ranks, world.plan, {.staging_bytes = 28672});  // messages of 4 KiB
+    const auto engine = engine_of(world.plan, ranks.rank());
+    if (rank >= 2)
+      return static_cast<void>(call(moving, world.plan, ranks, versions[0], engine, 1, changes).value());
+    const trainer_rank trainer(world.plan, versions[0], rank);
+    counted_source source{trainer.source()};
+    const auto done = moving.send(1, source, changes, ranks.after(60'000'000'000));
+    CHECK(done.value().links == 2);
+    CHECK(done->messages == 6);
+    CHECK(source.holds == (rank == 0 ? 2 : 4));  // for each engine "a", and what rank 1 has of "b"
+  });
+}
+
+TEST_CASE(
+    "a source that fails at any piece leaves the old version, and the next refit has the right bytes on all "
+    "ranks") {
+  std::uint64_t failed = 0;
+  std::uint64_t threw = 0;
+  for (const auto seed : seeds_within(80, 30)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const refit_model model = random_refit(random, true);
+    const refit_sides sides = random_sides(random, model, true);
+    const refit_plan plan = sides.plan(model, {.arrival_bytes = 8192, .keeps_arrivals = random.once_in(2)});
+    std::vector<std::vector<std::vector<std::byte>>> versions{source_contents(model, seed)};
+    for (int i = 0; i < 2; ++i) {
+      versions.push_back(versions.back());
+      change_some(random, versions.back());
+    }
+    const std::uint64_t fails_at = random.below(std::uint64_t{6});
+    const bool throws = random.once_in(2);
+    in_world(sides.world, seed, [&](sim_ranks& ranks, std::uint32_t) {
+      refit moving(ranks, plan, {.staging_bytes = 28672});
+      const auto engine = engine_of(plan, ranks.rank());
+      const auto check = [&](std::uint64_t number) {
+        if (engine)
+          check_image(*engine->weights.snapshot().value(), plan, model, versions[number - 1], ranks.rank());
+      };
+      call(moving, plan, ranks, versions[0], engine, 1, changes).value();
+      bool is_done = false;
+      if (ranks.rank() == plan.senders.front()) {
+        const trainer_rank trainer(plan, versions[1], 0);
+        counted_source source{trainer.source(), 0, fails_at, throws};
+        const deadline by = ranks.after(60'000'000'000);
+        try {
+          is_done = (engine ? moving.move(2, source, engine->weights, changes, by)
+                            : moving.send(2, source, changes, by))
+                        .has_value();
+        } catch (const std::runtime_error&) {
+          ++threw;
+        }
+        CHECK(is_done == (source.holds <= fails_at));
+        failed += is_done ? 0U : 1U;
+      } else {
+        const std::uint64_t before = ranks.after(0).ns;
+        is_done = call(moving, plan, ranks, versions[1], engine, 2, changes).has_value();
+        CHECK(ranks.after(0).ns - before < 30'000'000'000);  // it did not wait until its deadline
+      }
+      check(is_done ? 2 : 1);
+      REQUIRE(moving.last_vote());
+      if (!is_done) ranks.shrink(*moving.last_vote());
+      const auto done = call(moving, plan, ranks, versions[2], engine, 3, changes);
+      done.value();
+      CHECK(done->changed_links == (is_done ? done->links : 0));
+      check(3);
+    });
+  }
+  CHECK(failed > 10);
+  CHECK(threw > 3);
+}
+
 TEST_CASE("ranks without agree vote by messages") {
   const small_refit world;
   const auto versions = versions_of(world, 2);
@@ -538,9 +646,20 @@ TEST_CASE("a sharded state is a source, and caches begin the epoch of the new we
     cache.append(running, prompt).value();
     cache.commit(running).value();
     CHECK(cache.cached_tokens(prompt) > 0);
+    hybrid_allocator<> hybrid = small_cache();
+    const sequence_id waiting = hybrid.create().value();
+    hybrid.append(waiting, prompt).value();
+    const std::uint64_t cached = hybrid.commit(waiting).value();
+    CHECK(hybrid.cached_tokens(prompt) > 0);
     const auto done = moving.receive(7, engine->weights, changes, by);
-    CHECK(finish_refit(done.value(), cache).value() == 3);
+    CHECK(finish_refit(done.value(), cache, hybrid).value() == 3 + cached);
     CHECK(cache.epoch() == 7);
+    CHECK(hybrid.epoch() == 7);
+    CHECK(hybrid.cached_tokens(prompt) == 0);
+    hybrid.append(waiting, prompt).value();
+    CHECK(hybrid.commit(waiting).value() == 0);
+    CHECK(hybrid.cached_tokens(prompt) == 0);
+    CHECK(hybrid.audit().empty());
     CHECK(cache.cached_tokens(prompt) == 0);
     cache.append(running, prompt).value();  // its tokens were computed with the old weights
     CHECK(cache.commit(running).value() == 0);

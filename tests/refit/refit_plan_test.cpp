@@ -1,3 +1,4 @@
+#include <llmmem/refit/refit_image.hpp>
 #include <llmmem/refit/refit_plan.hpp>
 
 #include <doctest/doctest.h>
@@ -135,6 +136,16 @@ TEST_CASE("rules that do not fill a target tensor once are refused with names an
                                                  {{"a", "b"}}, 1U, split_axis::rows, {.arrival_bytes = 255})),
                        "refit: 256 bytes of 'b' are quantised on arrival at rank 1, but arrival_bytes is 255",
                        length_error);
+}
+
+TEST_CASE("a tensor without elements takes a rule, and a set of whole groups is accepted in any form") {
+  const refit_plan empty = plan_of(one("a", 0, 4), one("b", 0, 4), {{"a", "b"}}, 2);
+  CHECK(empty.copies.empty());
+  CHECK(empty.unused.empty());
+  // A single row cut in columns is a range, and not a band of a matrix.
+  const refit_plan row =
+      plan_of(one("a", 1, 128), one("a", 1, 128, dtype::int8, 32), {}, 2, split_axis::columns);
+  CHECK(refit_layout(row, rank_id{2}).of(tensor_id{0}).scales_bytes == 8);
 }
 
 TEST_CASE("one rule with a star maps the tensors of all layers, and replicas share the sending") {

@@ -90,7 +90,9 @@ std::vector<std::byte> background(State& state, std::uint32_t self, sum_holders 
       const std::array scope{tensor_id{t}};
       auto whole = state.allocate_whole(scope).value();
       fill_floats(whole.tensor(0), 1000 * pass + 10 * t + self);
-      sums.begin(std::move(whole), sum_f32, done).value();
+      reduce_op op = sum_f32;
+      sums.begin(std::move(whole), op, done).value();
+      op = {};  // the sum has its own
       CHECK(sums.in_flight() == std::min(in_flight, tensors - t));
     }
     sums.finish(done).value();

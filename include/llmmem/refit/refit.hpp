@@ -98,9 +98,12 @@ struct refit_outcome {
 /// @par Errors   a failed rank has its own failure: those of the transport (`errc::peer_failed` names the
 ///   rank), of the source, of `publish_in_place`; `errc::message_damaged`, `errc::other_refit`,
 ///   `errc::other_base`, `errc::old_weights`. All others have `errc::refit_abandoned`, or
-///   `errc::epoch_revoked` from the transport. Without `agree`, as of a `rank_group`, a death during the last
-///   vote may leave some ranks with the new version; the next refit finds that by the base, and sends them
-///   every element.
+///   `errc::epoch_revoked` from the transport. What a source throws passes through, after the same. If the
+///   transport has other ranks than at construction, as after `shrink` without a dead one, the calls throw
+///   `argument_error`: make plan and refit again. A rank whose deadline passes in the last vote serves the
+///   old version, although the others may have the new one; see `communicator::agree`. Without `agree`, as of
+///   a `rank_group`, a death during the last vote may leave some ranks with the new version; the next refit
+///   finds that by the base, and sends them every element.
 /// @par Source   plans: Megatron-LM's resharding; changes against a base: verl's delta_sharded, which took a
 ///   235 B model's refit from 250 s to 12 s.
 template <transport T>
@@ -162,6 +165,8 @@ class refit {
   template <class Source, class Store>
   result<refit_outcome> run(std::uint64_t number, Source* source, Store* weights, refit_sends what,
                             deadline by);
+  /// @throws argument_error  when the transport has renumbered its ranks, or has lost or admitted some.
+  void check_ranks() const;
   template <class Source, class Store>
   void check_ends(const Source* source, const Store* weights) const;
   result<bool> vote(bool mine, deadline by);
@@ -178,8 +183,8 @@ class refit {
   template <class Source>
   result<void> keep(const ends<Source>& with, std::uint32_t scope);
   template <class Source>
-  result<void> compose(const ends<Source>& with, detail::refit_cursor& out, std::uint32_t to,
-                       detail::refit_header& header);
+  result<void> compose(const ends<Source>& with, detail::held_piece<Source>& held, detail::refit_cursor& out,
+                       std::uint32_t to, detail::refit_header& header);
   result<void> check(const detail::refit_header& header, const detail::refit_header& here,
                      std::uint32_t from) const noexcept;
   template <class Source>

@@ -57,15 +57,16 @@ inline constexpr std::pair<safetensors_type, dtype> refit_types[] = {
 /// The tensors of a checkpoint, of any number of ranks that wrote it, as the source of a refit.
 ///
 /// Each engine's rank opens the checkpoint and is a sender of `sharding::replicated`: then every rank reads
-/// what it needs and no byte travels. Or one rank opens it, and sends to the others what they need. A tensor
-/// is read as a whole and held alone, so memory for the largest one is needed.
+/// what it needs and no byte travels. Or one rank opens it, and sends to the others what they need: it reads
+/// a tensor once for each of them. A tensor is read as a whole and held alone, so memory for the largest one
+/// is needed.
 ///
 ///     refit_checkpoint source(storage, *search.found);
 ///     const sharding::replicated from(facts_of(source.tensors()), engines);
 ///
 /// @par Thread safety   one thread at a time.
-/// @par Errors          those of `load_checkpoint`, thrown by `hold`: the other ranks wait until
-///                      their deadline, unless the rank revokes.
+/// @par Errors          those of `load_checkpoint`, thrown by `hold`; the other ranks then have
+///   `errc::epoch_revoked` or `errc::refit_abandoned`.
 class refit_checkpoint {
  public:
   struct held {

@@ -9,7 +9,9 @@
 
 #include <concepts>
 #include <cstddef>
+#include <optional>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 namespace llmmem {
@@ -19,7 +21,8 @@ inline namespace v0 {
 ///
 ///     hold(t)   a `result` of an object whose `bytes()` are tensor t's piece for as long as it lives
 ///
-/// A refit holds one piece at a time, so a source in tiers brings up one piece at a time.
+/// A refit holds one piece at a time, so a source in tiers brings up one piece at a time; and it holds each
+/// piece once for each rank that needs something of it, not once for each message.
 template <class S>
 concept refit_source = requires(S& source, tensor_id tensor) {
   { source.hold(tensor).value().bytes() } -> std::convertible_to<std::span<const std::byte>>;
@@ -63,6 +66,30 @@ class refit_state {
  private:
   State* state_;
 };
+
+namespace detail {
+
+/// The piece of a source that is held: the last one that was asked for.
+template <class Source>
+class held_piece {
+ public:
+  result<std::span<const std::byte>> of(Source& source, tensor_id tensor) {
+    if (!held_ || tensor_ != tensor) {
+      held_.reset();  // before the next one is held
+      auto now = source.hold(tensor);
+      if (!now) return now.error();
+      held_.emplace(std::move(*now));
+      tensor_ = tensor;
+    }
+    return std::span<const std::byte>(held_->bytes());
+  }
+
+ private:
+  std::optional<std::remove_cvref_t<decltype(*std::declval<Source&>().hold(tensor_id{}))>> held_{};
+  tensor_id tensor_{};
+};
+
+}  // namespace detail
 
 }  // namespace v0
 }  // namespace llmmem

@@ -113,7 +113,7 @@ class background_sums {
     }
     it.whole = std::move(contribution);
     it.held = std::move(*held);
-    it.op = &op;
+    it.op = op;
     ++in_flight_;
     ++stats_.sums;
     queue_->put(it);
@@ -146,8 +146,8 @@ class background_sums {
         : entry([](entry& self) -> result<void> { return static_cast<slot&>(self).sum(); }), sums(&of) {}
 
     [[nodiscard]] result<void> sum() {
-      if (sums->holders_ == sum_holders::all) return sums->state_->all_reduce(whole, *op);
-      return sums->state_->reduce_scatter(whole, *op);
+      if (sums->holders_ == sum_holders::all) return sums->state_->all_reduce(whole, op);
+      return sums->state_->reduce_scatter(whole, op);
     }
     /// Revokes the transport, on the thread that has it.
     void refuse(operation_queue& queue) {
@@ -160,7 +160,7 @@ class background_sums {
     background_sums* sums;
     whole_type whole{};
     hold_type held{};  // leased and ended by the program's thread
-    const reduce_op* op = nullptr;
+    reduce_op op{};    // a copy: the program's may end with the call of `begin`
   };
 
   template <class Done>

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <concepts>
 #include <cstring>
-#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -98,6 +97,15 @@ void refit<T>::place_arrivals() {
 }
 
 template <transport T>
+void refit<T>::check_ranks() const {
+  if (to_index(ranks_->rank()) == self_ && to_number(ranks_->world()) == base_crc_.size()) return;
+  throw argument_error(
+      options_.name + ": rank " + std::to_string(self_) + " of " + std::to_string(base_crc_.size()) +
+      " is now rank " + std::to_string(to_index(ranks_->rank())) + " of " +
+      std::to_string(to_number(ranks_->world())) + "; make a plan for these ranks, and a refit of it");
+}
+
+template <transport T>
 template <class Source, class Store>
 void refit<T>::check_ends(const Source* source, const Store* weights) const {
   const bool sends = refit_plan::place_of(plan_->senders, rank_id{self_}) != plan_->senders.size();
@@ -151,6 +159,7 @@ template <transport T>
 template <class Source, class Store>
 result<refit_outcome> refit<T>::run(std::uint64_t number, Source* source, Store* weights, refit_sends what,
                                     deadline by) {
+  check_ranks();
   check_ends(source, weights);
   now_ = {.number = number};
   ends<Source> with{.number = number, .what = what, .by = by, .source = source};
@@ -206,7 +215,14 @@ result<void> refit<T>::attempt(const ends<Source>& with) {
     if (!same.value()) return abandoned_by();
   }
   base_at_ = 0;
-  if (mine) mine = transfer(with);
+  try {
+    if (mine) mine = transfer(with);
+  } catch (...) {  // of the source
+    base_number_ = 0;
+    ranks_->revoke();
+    static_cast<void>(vote(false, with.by));
+    throw;
+  }
   base_number_ = 0;  // until all have what replaces it
   if (!mine) ranks_->revoke();
   const auto all = vote(mine.has_value(), with.by);
@@ -240,21 +256,14 @@ result<void> refit<T>::transfer(const ends<Source>& with) {
 template <transport T>
 template <class Source>
 result<void> refit<T>::keep(const ends<Source>& with, std::uint32_t scope) {
-  using held_type = std::remove_cvref_t<decltype(*with.source->hold(tensor_id{}))>;
-  std::optional<held_type> held;
-  tensor_id of{};
+  detail::held_piece<Source> held;
   for (const refit_copy& copy : plan_->of_link(scope, rank_id{self_}, rank_id{self_})) {
     const refit_part& part = plan_->part_of(copy);
-    if (!held || of != part.source) {
-      held.reset();
-      auto now = with.source->hold(part.source);
-      if (!now) return now.error();
-      held.emplace(std::move(*now));
-      of = part.source;
-    }
+    const auto piece = held.of(*with.source, part.source);
+    if (!piece) return piece.error();
     const dtype has = plan_->source[to_index(part.source)].element;
     plan_->each_run(copy, [&](std::uint64_t from, std::uint64_t to, std::uint64_t count) {
-      detail::convert_elements(has, held->bytes().data() + from * detail::width_of(has), form_of(part),
+      detail::convert_elements(has, piece->data() + from * detail::width_of(has), form_of(part),
                                address(*with.into, part, to), count);
     });
   }

@@ -103,12 +103,13 @@ result<void> refit<T>::trade(const ends<Source>& with, std::uint32_t scope, std:
     ++now_.links;
     now_.changed_links += sends_changes_[to] ? 1U : 0U;
   }
+  detail::held_piece<Source> held;
   detail::refit_header goes{.plan = plan_->fingerprint, .number = with.number, .scope = scope};
   for (; !out.is_at_end() || !in.is_at_end(); ++goes.index) {
     const bool sends = !out.is_at_end();
     const bool takes = !in.is_at_end();
     if (sends) {
-      if (auto done = compose(with, out, to, goes); !done) return done;
+      if (auto done = compose(with, held, out, to, goes); !done) return done;
       ++now_.messages;
       now_.elements_bytes += goes.elements_bytes;
     }
@@ -136,29 +137,20 @@ result<void> refit<T>::trade(const ends<Source>& with, std::uint32_t scope, std:
 /// Packs the next elements, and writes them in their shortest form.
 template <transport T>
 template <class Source>
-result<void> refit<T>::compose(const ends<Source>& with, detail::refit_cursor& out, std::uint32_t to,
-                               detail::refit_header& header) {
-  using held_type = std::remove_cvref_t<decltype(*with.source->hold(tensor_id{}))>;
+result<void> refit<T>::compose(const ends<Source>& with, detail::held_piece<Source>& held,
+                               detail::refit_cursor& out, std::uint32_t to, detail::refit_header& header) {
   const detail::refit_cursor begin = out;
-  std::optional<held_type> held;
-  tensor_id of{};
   result<void> done;
   std::byte* at = out_.data();
   const auto pack = [&](const refit_part& part, std::uint64_t element, std::uint64_t, std::uint64_t count) {
     if (!done) return;
-    if (!held || of != part.source) {
-      held.reset();
-      auto now = with.source->hold(part.source);
-      if (!now) {
-        done = now.error();
-        return;
-      }
-      held.emplace(std::move(*now));
-      of = part.source;
+    const auto piece = held.of(*with.source, part.source);
+    if (!piece) {
+      done = piece.error();
+      return;
     }
     const dtype has = plan_->source[to_index(part.source)].element;
-    detail::convert_elements(has, held->bytes().data() + element * detail::width_of(has), part.wire, at,
-                             count);
+    detail::convert_elements(has, piece->data() + element * detail::width_of(has), part.wire, at, count);
     at += count * detail::width_of(part.wire);
   };
   const auto bytes = static_cast<std::size_t>(out.take(message_bytes_, pack));

@@ -70,6 +70,7 @@ class refit_part_maker {
   }
 
   void apply(std::span<const refit_rule> rules) {
+    std::vector<bool> has_rule(target_.size());
     for (const refit_rule& rule : rules) {
       check_names(rule);
       bool is_met = false;
@@ -77,6 +78,7 @@ class refit_part_maker {
         const auto star = star_of(rule.target, target_[t].name);
         if (!star) continue;
         is_met = true;
+        has_rule[t] = true;
         add(source_named(with_star(rule.source, *star), target_[t].name), t, rule.from, rule.to);
       }
       if (!is_met)
@@ -84,7 +86,7 @@ class refit_part_maker {
                              "': no target tensor has that name");
     }
     for (std::size_t t = 0; t < target_.size(); ++t) {
-      if (filled_[t].empty()) add(source_named(target_[t].name, target_[t].name), t, {}, {});
+      if (!has_rule[t]) add(source_named(target_[t].name, target_[t].name), t, {}, {});
       check_cover(t);
     }
   }

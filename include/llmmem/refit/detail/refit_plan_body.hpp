@@ -75,12 +75,13 @@ inline void check_refit_ranks(std::span<const rank_id> ranks, rank_count world, 
   }
 }
 
-/// @throws argument_error  when the set is not a box of whole groups.
+/// @throws argument_error  when the set has a part of a group. Rows are whole groups, so a group is `group`
+/// elements from a multiple of it on.
 inline void check_groups(const refit_tensor& tensor, const element_runs& set) {
   if (tensor.group == 0 || set.empty()) return;
   const std::uint64_t columns = tensor.shape.columns();
-  const bool is_band = set.run % columns == 0 || set.stride == columns;
-  if (columns % tensor.group == 0 && is_band && set.begin % tensor.group == 0 && set.run % tensor.group == 0)
+  if (columns % tensor.group == 0 && set.begin % tensor.group == 0 && set.run % tensor.group == 0 &&
+      set.stride % tensor.group == 0)
     return;
   throw argument_error("refit: the partition cuts groups of " + std::to_string(tensor.group) +
                        " elements of '" + tensor.name + "', whose rows have " + std::to_string(columns) +
