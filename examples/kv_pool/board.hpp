@@ -64,12 +64,16 @@ class board {
   [[nodiscard]] std::uint32_t answered() const noexcept { return shared_->answered; }
   [[nodiscard]] bool is_over() const noexcept { return answered() == requests_ || shared_->is_given_up; }
   void give_up() noexcept { shared_->is_given_up = true; }
+  /// Lets the requests from `command_line::held_from` on begin.
+  void release() noexcept { shared_->is_released = true; }
+  [[nodiscard]] bool is_released() const noexcept { return shared_->is_released; }
 
  private:
   struct contents {
     std::array<node_figures, std::size_t{2} * most_nodes> nodes{};
     std::atomic<std::uint32_t> answered{0};
     std::atomic<bool> is_given_up{false};
+    std::atomic<bool> is_released{false};
   };
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
                 std::atomic<progress>::is_always_lock_free);

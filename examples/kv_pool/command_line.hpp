@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -50,6 +51,12 @@ struct command_line {
   bool json = false;
 
   [[nodiscard]] std::uint32_t nodes() const noexcept { return prefill + decode; }
+  /// The requests from this one on wait until the process is killed and, with `restarts`, replaced: also on a
+  /// machine that is too busy to kill it earlier.
+  [[nodiscard]] std::uint32_t held_from() const noexcept {
+    if (!kill_at || *kill_at >= requests) return requests;
+    return std::max(*kill_at, requests / 2);
+  }
 };
 
 /// Reads `tp=2,cp=1,interleave=1,block=16`, of which each may be missing.

@@ -13,11 +13,12 @@
 #include <llmmem/redundancy/run_epochs.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "kv_pool/board.hpp"
@@ -46,22 +47,29 @@ class handover_rank {
                 .block_tokens = static_cast<std::uint32_t>(layout().virtual_block_tokens()),
                 .max_sequences = 4,
                 .max_sequence_tokens = 4096}),
-        keys_(layout(), cache_.physical_blocks()) {}
+        keys_(layout(), cache_.physical_blocks()),
+        is_released_(figures_->starts > 1 ? 1 : 0) {}
 
   /// @name The functions that `run_epochs` calls
   /// @{
 
   /// Finds the request that the others have come to, and plans the handover if all ranks are present.
   [[nodiscard]] outcome begin() {
-    std::vector<std::byte> all(8 * ranks_->seats().size());
-    std::memcpy(all.data() + 8 * to_index(ranks_->rank()), &next_, 8);
+    if (!asked_->restarts && ranks_->seats().size() != asked_->nodes()) is_released_ = 1;
+    struct standing {
+      std::uint64_t next;
+      std::uint64_t is_released;
+    };
+    std::vector<standing> all(ranks_->seats().size());
+    all[to_index(ranks_->rank())] = {next_, is_released_};
+    const std::span<std::byte> bytes = std::as_writable_bytes(std::span(all));
     llmmem::collective_call call{.by = soon()};
-    if (!llmmem::all_gather(*ranks_, all, llmmem::even_blocks(all.size(), ranks_->world(), 8), call))
+    if (!llmmem::all_gather(*ranks_, bytes,
+                            llmmem::even_blocks(bytes.size(), ranks_->world(), sizeof(standing)), call))
       return outcome::failed;
-    for (std::size_t i = 0; i < all.size(); i += 8) {
-      std::uint64_t next = 0;
-      std::memcpy(&next, all.data() + i, 8);
-      next_ = std::max(next_, next);
+    for (const standing& each : all) {
+      next_ = std::max(next_, each.next);
+      is_released_ = std::max(is_released_, each.is_released);
     }
     handover_.reset();
     if (ranks_->seats().size() != asked_->nodes()) return outcome::succeeded;
@@ -73,6 +81,10 @@ class handover_rank {
   }
   [[nodiscard]] bool is_over() const noexcept { return next_ == asked_->requests; }
   [[nodiscard]] outcome step() {
+    if (is_held()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return outcome::succeeded;
+    }
     const std::vector<llmmem::token_id> prompt = prompt_of(*asked_, static_cast<std::uint32_t>(next_));
     const llmmem::sequence_id sequence = cache_.create().value();
     const bool is_done = !is_prefill() ? decode(sequence, prompt) : !handover_ || prefill(sequence, prompt);
@@ -80,6 +92,7 @@ class handover_rank {
     return is_done ? outcome::succeeded : outcome::failed;
   }
   void commit() noexcept {
+    if (is_held()) return;
     if (!is_prefill() || handover_) ++figures_->requests;
     const auto request = static_cast<std::uint32_t>(next_++);
     if (seat_ == asked_->prefill) shared_->set_answered(request);
@@ -88,6 +101,8 @@ class handover_rank {
   /// @}
 
  private:
+  /// The same on all ranks, because only `begin` and `commit` change it.
+  [[nodiscard]] bool is_held() const noexcept { return next_ >= asked_->held_from() && is_released_ == 0; }
   [[nodiscard]] bool is_prefill() const noexcept { return seat_ < asked_->prefill; }
   [[nodiscard]] const llmmem::kv_layout& layout() const noexcept {
     return is_prefill() ? from_[seat_] : to_[seat_ - asked_->prefill];
@@ -171,7 +186,8 @@ class handover_rank {
   std::vector<llmmem::kv_layout> to_;
   llmmem::paged_allocator<> cache_;
   rank_keys keys_;
-  std::uint64_t next_ = 0;  // the request of the next step
+  std::uint64_t is_released_;  // 1: the process was killed, or replaced, as the options say
+  std::uint64_t next_ = 0;     // the request of the next step
   std::optional<llmmem::kv_handover<ranks_type>> handover_{};
 };
 

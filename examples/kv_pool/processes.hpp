@@ -31,9 +31,16 @@ namespace detail {
 
 inline constexpr std::uint64_t moment_ns = 50'000;
 
+/// Answers other nodes until a request may begin.
+inline void wait_for_turn(const command_line& asked, board& shared, std::uint32_t request, node& of) {
+  while (request >= asked.held_from() && !shared.is_released() && !shared.is_over())
+    of.progress(moment_ns);
+}
+
 /// Computes this process's prompts, and then answers other nodes until the job is over.
 inline void prefill(const command_line& asked, board& shared, std::uint32_t seat, node& of) {
   for (std::uint32_t r = seat; r < asked.requests && !shared.is_over(); r += asked.prefill) {
+    wait_for_turn(asked, shared, r, of);
     if (shared.at(r) != progress::waiting) continue;
     of.serve(r, 0);
     shared.set_prefilled(r);
@@ -45,6 +52,7 @@ inline void prefill(const command_line& asked, board& shared, std::uint32_t seat
 /// Answers its requests, each when its prompt is computed, or at once if the responsible process is dead.
 inline void decode(const command_line& asked, board& shared, std::uint32_t seat, node& of) {
   for (std::uint32_t r = seat - asked.prefill; r < asked.requests; r += asked.decode) {
+    wait_for_turn(asked, shared, r, of);
     const node_figures& prefills = shared.node(r % asked.prefill);
     while (shared.at(r) == progress::waiting && prefills.is_alive && !shared.is_over()) {
       of.progress(moment_ns);
@@ -71,6 +79,7 @@ inline void live(const command_line& asked, board& shared, const std::string& fo
   while (of.peers() + 1 < asked.nodes() && std::chrono::steady_clock::now() < limit) {
     of.progress(moment_ns);
   }
+  if (!is_first) shared.release();
   seat < asked.prefill ? prefill(asked, shared, seat, of) : decode(asked, shared, seat, of);
   while (!shared.is_over()) {
     of.progress(moment_ns);
@@ -128,7 +137,10 @@ inline bool run_job(const command_line& asked, board& shared, std::FILE* notes) 
     --left;
     if (has_killed && ended == children[0] && WIFSIGNALED(status)) {
       shared.node(0).is_alive = false;
-      if (!asked.restarts || shared.is_over()) continue;
+      if (!asked.restarts || shared.is_over()) {
+        shared.release();
+        continue;
+      }
       children[0] = detail::start(asked, shared, folder.path(), 0);
       ++left;
       continue;

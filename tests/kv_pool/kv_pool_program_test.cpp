@@ -59,17 +59,22 @@ TEST_CASE("decode processes fetch the blocks that prefill processes compute") {
 }
 
 TEST_CASE("a killed prefill process loses its blocks and no answer, and its replacement serves again") {
-  const finished killed = run({"--json", "--requests", "400", "--kill-at", "10"});
+  // From the middle request on all wait for the kill, and with --restart for the replacement: how busy the
+  // machine is makes no difference.
+  const finished killed = run({"--json", "--requests", "60", "--block-bytes", "1024", "--kill-at", "10"});
   REQUIRE(killed.how.status == 0);
   CHECK(killed.notes.find("killed prefill node 0 after") != std::string::npos);
-  CHECK(killed.out["answered"] == 400);
+  CHECK(killed.out["answered"] == 60);
   CHECK(killed.out["wrong_blocks"] == 0);
   CHECK(killed.out["nodes"][0]["killed"] == true);
-  const finished restarted = run({"--json", "--requests", "400", "--kill-at", "1", "--restart"});
+  CHECK(killed.out["nodes"][0]["requests"].get<std::uint64_t>() <= 15);
+  const finished restarted =
+      run({"--json", "--requests", "60", "--block-bytes", "1024", "--kill-at", "1", "--restart"});
   REQUIRE(restarted.how.status == 0);
-  CHECK(restarted.out["answered"] == 400);
+  CHECK(restarted.out["answered"] == 60);
   CHECK(restarted.out["wrong_blocks"] == 0);
   CHECK(restarted.out["nodes"][0]["starts"] == 2);
+  CHECK(restarted.out["nodes"][0]["requests"].get<std::uint64_t>() >= 15);  // all that waited for it
 }
 
 TEST_CASE("decode ranks of another split get each layer of a prompt, and every byte of it is right") {
@@ -101,15 +106,15 @@ TEST_CASE("decode ranks compute prompts while a prefill rank is missing, and rec
   CHECK(killed.out["answered"] == 60);
   CHECK(killed.out["wrong_blocks"] == 0);
   CHECK(killed.out["nodes"][0]["killed"] == true);
-  CHECK(killed.out["nodes"][2]["layers"].get<std::uint64_t>() < 60 * 4);
+  CHECK(killed.out["nodes"][2]["layers"].get<std::uint64_t>() <= 31 * 4);
   CHECK(sum(killed.out["nodes"], "decode", "computed_tokens") > 60 * 32);
   const finished restarted =
-      run_split({"--json", "--requests", "150", "--block-bytes", "512", "--kill-at", "3", "--restart"});
+      run_split({"--json", "--requests", "40", "--block-bytes", "512", "--kill-at", "3", "--restart"});
   REQUIRE(restarted.how.status == 0);
-  CHECK(restarted.out["answered"] == 150);
+  CHECK(restarted.out["answered"] == 40);
   CHECK(restarted.out["wrong_blocks"] == 0);
   CHECK(restarted.out["nodes"][0]["starts"] == 2);
-  CHECK(restarted.out["nodes"][0]["requests"].get<std::uint64_t>() > 5);
+  CHECK(restarted.out["nodes"][0]["requests"].get<std::uint64_t>() >= 20);
 }
 
 TEST_CASE("impossible options are refused with a sentence") {

@@ -222,7 +222,10 @@ TEST_CASE("a load with costs leaves to the engine what is cheaper to compute") {
   CHECK(after.waiting_tokens == 16);
   CHECK(after.waiting_ns == 64);  // two blocks of 64 bytes cross the link before
   CHECK(after.waits());
-  costs.pending_ns = 100;  // but not once it has waited for long
+  costs.links[1].pending_bytes = ~std::uint64_t{0};  // but not for a link that is blocked
+  CHECK_FALSE(r.tiers.choose_load(three, chain, costs).waits());
+  costs.links[1].pending_bytes = 0;
+  costs.pending_ns = 100;  // nor once it has waited for long
   CHECK_FALSE(r.tiers.choose_load(three, chain, costs).waits());
   CHECK(all.complete().is_complete());
   CHECK(r.wrong(one, two.id, 16) == "");

@@ -22,6 +22,22 @@
 using namespace llmmem;
 using namespace llmmem_tests;
 
+namespace {
+
+/// Orders a node to keep a copy of all blocks of a chain, of at most one span.
+void order_copy(node_and_stranger& two, const kv_chain& chain) {
+  detail::pool_writer out;
+  out.put(static_cast<std::uint32_t>(chain.keys().size()));
+  out.put(std::uint64_t{0});
+  for (const block_key& key : chain.keys())
+    out.put(key);
+  out.put(~std::uint64_t{0});
+  two.other.post(detail::pool_frame::copy, out);
+  two.node->step();
+}
+
+}  // namespace
+
 TEST_SUITE("kv_pool") {
   TEST_CASE("a node loads what another node has stored") {
     cluster nodes(3);
@@ -354,6 +370,66 @@ TEST_SUITE("kv_pool") {
     const auto came = request.end();
     CHECK(came.blocks == 1);
     CHECK(came.why.code == errc::ok);
+    CHECK(two.node->tiers().audit().empty());
+  }
+
+  TEST_CASE("a copy pins no block that has arrived, and the rest may never come") {
+    node_and_stranger two({.max_gets = 8});
+    const auto pinned = [&] { return two.node->tiers().stats().tiers[0].in_use; };
+    const kv_chain chain(two.node->cache(), prompt_of(1, 64));
+    order_copy(two, chain);
+    CHECK(pinned() == 4);  // slots for half of the gets
+    const std::uint64_t id = two.asked_id();
+    const std::vector<std::byte> bytes(64, std::byte{7});
+    for (std::uint32_t part = 0; part < 8; ++part) {
+      two.send(block_frame(id, part, bytes), bytes);
+      CHECK(pinned() <= 5);  // and the one on its way to the lower tier
+    }
+    two.node->pool().progress();
+    CHECK(two.node->pool().stats().fetched_blocks == 8);
+    CHECK(two.node->tiers().audit().empty());
+  }
+
+  TEST_CASE("a node that orders copies and sends nothing delays no other request, and nothing is announced") {
+    node_and_stranger two({.max_gets = 8});
+    const auto wanted = [&](detail::pool_frame kind) {
+      return std::ranges::count(two.other.words, kind, [](const auto& each) { return each.first; });
+    };
+    const kv_chain cold(two.node->cache(), prompt_of(2, 64));
+    order_copy(two, cold);
+    const std::uint64_t cold_id = two.asked_id();
+    REQUIRE(cold_id != 0);
+    const kv_chain chain(two.node->cache(), prompt_of(1, 16));
+    auto request = two.ask(chain, 4);
+    request.fetch();
+    const std::uint64_t id = two.asked_id();
+    REQUIRE(id != 0);
+    const std::vector<std::byte> bytes(64, std::byte{7});
+    for (std::uint32_t part = 0; part < 4; ++part)
+      two.send(block_frame(id, part, bytes), bytes);
+    CHECK(request.has_arrived());
+    CHECK(request.end().blocks == 4);
+    // The stranger has none of the blocks after all. The node keeps nothing, and says so to no directory.
+    two.node->step();
+    two.other.words.clear();
+    two.other.hear();
+    two.other.words.clear();
+    const std::uint64_t known = two.node->pool().stats().directory_spans;
+    for (std::uint32_t round = 0; round < 8; ++round) {
+      for (std::uint32_t part = 0; part < cold.keys().size(); ++part) {
+        detail::pool_writer out;
+        out.put(cold_id);
+        out.put(part);
+        two.other.post(detail::pool_frame::missing, out);
+      }
+      two.node->step();
+      two.other.hear();
+    }
+    CHECK(wanted(detail::pool_frame::get) == 3);  // for the other blocks, four at a time
+    CHECK(wanted(detail::pool_frame::publish) == 0);
+    CHECK(two.node->pool().stats().directory_spans == known);
+    CHECK(two.node->pool().stats().copied_spans == 0);
+    CHECK(two.node->tiers().stats().tiers[0].in_use == 0);
     CHECK(two.node->tiers().audit().empty());
   }
 

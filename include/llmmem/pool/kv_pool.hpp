@@ -59,7 +59,8 @@ inline namespace v0 {
 ///
 /// **Copies in other domains.** With `kv_pool_options::copies`, nodes of other failure domains fetch and keep
 /// the blocks of hot spans, so that a prompt that is often used survives its host or rack. Rendezvous hashing
-/// picks the nodes, so that all holders of a span ask the same; after a death the next use asks another.
+/// picks the nodes, so that holders of a span in one domain ask the same; after a death the next use asks
+/// another.
 ///
 /// **Only these wait: `wait`, `wait_for_answers` and `progress(wait_ns)`.** There is no thread: a node
 /// answers others in its own `progress`, so an engine calls that in every step. `kv_pool` is for transports

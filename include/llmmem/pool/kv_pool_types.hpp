@@ -43,9 +43,11 @@ struct kv_pool_options {
   /// How many nodes of other domains, each of another one, keep the blocks of a hot span as well: 0 to
   /// `pool::max_holders` - 1. A node that publishes a hot span asks them to fetch its blocks.
   std::uint32_t copies = 0;
-  std::uint32_t hot_uses = 2;     ///< a span is hot when this node has published it for so many requests
-  std::uint32_t max_copying = 8;  ///< spans that this node fetches for others at once; it ignores more
-  std::string name = "kv_pool";   ///< its name in error texts
+  std::uint32_t hot_uses = 2;  ///< a span is hot when this node has published it for so many requests
+  /// Spans that this node fetches for others at once, with at most half of `max_gets`; it ignores more. 0: it
+  /// keeps no copies.
+  std::uint32_t max_copying = 8;
+  std::string name = "kv_pool";  ///< its name in error texts
   metadata_source metadata{};
 };
 

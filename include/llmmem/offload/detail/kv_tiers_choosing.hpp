@@ -42,18 +42,21 @@ offload::load_choice kv_tiers<Cache, Mover, Tiers...>::choose_load(
 /// Adds the bytes that the tiers still move over each link, or will for the loads under way.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::add_pending(offload::load_costs& costs) const noexcept {
-  stack_.for_each_transfer(
-      [&](std::size_t k, std::size_t group) { costs.links[k].pending_bytes += mover_.block_bytes(group); });
+  // A caller may say by the largest number that nothing crosses a link.
+  const auto add = [&](std::size_t link, std::uint64_t bytes) {
+    costs.links[link].pending_bytes = detail::saturating_add(costs.links[link].pending_bytes, bytes);
+  };
+  stack_.for_each_transfer([&](std::size_t k, std::size_t group) { add(k, mover_.block_bytes(group)); });
   for (std::size_t i = 0; i < save_count_; ++i)
-    costs.links[0].pending_bytes += mover_.block_bytes(saves_[i].group);
+    add(0, mover_.block_bytes(saves_[i].group));
   for (const record& of : loads_) {
     if (of.state != record::phase::running) continue;
     for (const part& each : of.parts) {
       const std::uint64_t bytes = mover_.block_bytes(each.group);
-      if (each.state == part_state::queued) costs.links[each.tier].pending_bytes += bytes;
+      if (each.state == part_state::queued) add(each.tier, bytes);
       if (each.state == part_state::queued || each.state == part_state::reading ||
           each.state == part_state::ready)
-        costs.links[0].pending_bytes += bytes;
+        add(0, bytes);
     }
   }
 }

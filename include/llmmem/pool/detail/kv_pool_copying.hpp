@@ -165,7 +165,8 @@ kv_pool<Tiers, Endpoint>::~kv_pool() {
   }
 }
 
-/// Announces the copies whose blocks are here, or will not come.
+/// Announces the copies whose blocks are here, or will not come. A copy pins no block that has arrived: the
+/// engine may need its slot.
 template <class Tiers, endpoint Endpoint>
 void kv_pool<Tiers, Endpoint>::end_copies() noexcept {
   for (std::size_t place = 0; place < copies_.size(); ++place) {
@@ -173,20 +174,26 @@ void kv_pool<Tiers, Endpoint>::end_copies() noexcept {
     record& of = requests_[options_.max_requests + place];
     const bool is_current = of.chain->epoch() == epoch_;
     bool has_all = true;
-    for (const part& each : of.parts)
+    for (part& each : of.parts) {
       has_all = has_all && is_over(each);
+      if (each.state == part_state::arrived) let_go(each);
+    }
     if (!has_all && is_current) continue;
     if (is_current) {
       std::array<std::uint32_t, pool::span_chunks> digests{};
       std::array<std::uint64_t, max_layer_groups> masks{};
       const std::uint32_t count = digests_of(*of.chain, 0, digests);
+      bool has_any = false;
       for (const part& each : of.parts) {
         const offload::answer has = tiers_->lookup_block(each.group, key_of(of, each)).first;
-        if (has == offload::answer::hit || has == offload::answer::pending)
-          masks[each.group] |= std::uint64_t{1} << each.chunk;
+        if (has != offload::answer::hit && has != offload::answer::pending) continue;
+        masks[each.group] |= std::uint64_t{1} << each.chunk;
+        has_any = true;
       }
-      publish_blocks(of.chain->keys()[0], std::span(digests).first(count), std::span(masks).first(groups_));
-      ++counted_.copied_spans;
+      if (has_any) {
+        publish_blocks(of.chain->keys()[0], std::span(digests).first(count), std::span(masks).first(groups_));
+        ++counted_.copied_spans;
+      }
     }
     end_copy(place);
   }

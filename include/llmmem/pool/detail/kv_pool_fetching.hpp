@@ -321,7 +321,10 @@ void kv_pool<Tiers, Endpoint>::proceed(std::uint32_t slot) noexcept {
   constexpr std::size_t entry_bytes = 3 * sizeof(std::uint32_t) + sizeof(block_key);
   while (of.first_open < of.parts.size() && is_over(of.parts[of.first_open]))
     ++of.first_open;
-  for (std::size_t i = of.first_open; i < of.parts.size() && in_flight_ < options_.max_gets; ++i) {
+  // A copy leaves half of the gets to the engine, because its orderer decides how long it takes.
+  const bool is_copy = slot >= options_.max_requests;
+  const std::uint32_t most = is_copy ? options_.max_gets - options_.max_gets / 2 : options_.max_gets;
+  for (std::size_t i = of.first_open; i < of.parts.size() && in_flight_ < most; ++i) {
     part& each = of.parts[i];
     if (each.state == part_state::nearby) settle_nearby(of, each);
     if (each.state != part_state::queued) continue;
