@@ -338,11 +338,13 @@ TEST_SUITE("integer_attention") {
                                    .num_sequences = 1,
                                    .max_blocks = 3,
                                    .block_tokens = 1};
-    const auto attend = [&](float query, float value_scale) {
-      store_element(
-          dtype::f32,
-          all.cache.data() + all.layout.strides(code_places_of(all.layout, 1).scales, 256).offset(0, 2, 0, 0),
-          value_scale);
+    const auto attend = [&](float query, float value_scale, float key_scale = 1) {
+      for (const std::uint32_t p : {0U, 1U}) {
+        store_element(dtype::f32,
+                      all.cache.data() +
+                          all.layout.strides(code_places_of(all.layout, p).scales, 256).offset(0, 2, 0, 0),
+                      p == 0 ? key_scale : value_scale);
+      }
       const std::vector<float> queries{query, 0, 0, 0, 0, 0, 0, 0};
       std::vector<float> out(8);
       paged_attention(
@@ -362,6 +364,13 @@ TEST_SUITE("integer_attention") {
     CHECK(std::isnan(attend(infinity, 1)));
     CHECK(std::isnan(attend(nan_value, 1)));
     CHECK(attend(1e-38F, 1) == doctest::Approx(2));
+    // A weight of 0 hides none of them.
+    CHECK(attend(-1000, 1) == doctest::Approx(1));
+    for (const float broken : {-1.0F, infinity, nan_value}) {
+      CHECK(std::isnan(attend(-1000, broken)));
+      CHECK(std::isnan(attend(-1, 1, broken)));
+      CHECK(std::isnan(attend(1, 1, broken)));
+    }
   }
 
   TEST_CASE("integer dots refuse other forms and other executors, and name what takes them") {

@@ -79,10 +79,8 @@ class aes_pmac_128 {
     // The usual sizes of blocks. So short that a compiler inserts it into the caller's loop.
     if (path_ == aes_path::wide_instructions && tokens.size() % tokens_a_four == 0 &&
         tokens.size() <= masks_.size() * tokens_a_four) {
-      detail::aes_register sum = detail::aes_load(last_whole_);
-      for (std::size_t i = 0; i < tokens.size() / tokens_a_four; ++i)
-        sum ^= detail::aes_sum_of_four(key_, masks_[i], tokens.data() + i * tokens_a_four);
-      return detail::aes_store(sum);
+      return detail::aes_store(detail::aes_sum_of_fours(
+          key_, masks_.data(), tokens.data(), tokens.size() / tokens_a_four, detail::aes_load(last_whole_)));
     }
 #endif
     return fold_any(tokens);
@@ -178,10 +176,10 @@ class aes_pmac_128 {
     detail::aes_register sum = detail::aes_load(last);
     std::size_t i = 0;
     if (path_ == aes_path::wide_instructions) {
-      for (; whole - i >= 4 && i / 4 < masks_.size(); i += 4) {
-        sum ^= detail::aes_sum_of_four(key_, masks_[i / 4], tokens.data() + i * tokens_a_block);
-        mask = detail::aes_load(masks_[i / 4].back());
-      }
+      const std::size_t fours = whole / 4 < masks_.size() ? whole / 4 : masks_.size();
+      sum = detail::aes_sum_of_fours(key_, masks_.data(), tokens.data(), fours, sum);
+      if (fours != 0) mask = detail::aes_load(masks_[fours - 1].back());
+      i = 4 * fours;
     }
     for (; whole - i >= 4; i += 4) {
       detail::aes_register a = whole_part(tokens, i) ^ (mask ^= step_one);

@@ -81,7 +81,9 @@ enum class attention_arithmetic : std::uint8_t {
   ///   the sum of the weights; m is the largest weight x value scale of the token's tile of 64. (Weights are
   ///   those of the products above. Values whose m is below 2^-100 count as 0.)
   ///
-  /// A scale that is negative, infinite or NaN makes its rows NaN, as does a query with such an element.
+  /// A query whose elements are all below 2^-100 counts as 0. A scale, times what scales it, that is
+  /// negative,
+  /// infinite or NaN makes its rows NaN, as does a query with an infinite element or a NaN.
   host_integers,
   same_everywhere [[deprecated("its name is reproducible")]] = reproducible
 };

@@ -237,12 +237,19 @@ inline void aes_encrypt(const aes_key& key, aes_register& a, aes_register& b, ae
   aes_last_round(d, last);
 }
 
+/// Whether the compiler accepts the names of registers 16 and above: g++ only where it may use AVX-512.
+#if defined(__AVX512F__) || defined(__clang__)
+#define LLMMEM_AES_NAMES_WIDE_REGISTERS 1
+#else
+#define LLMMEM_AES_NAMES_WIDE_REGISTERS 0
+#endif
+
 /// Returns the sum of four blocks, each encrypted after its mask was added to it. The blocks are the 64 bytes
 /// at `message`, at any address.
 ///
 /// In assembly for the reason that `aes_round` gives. Registers 16 and above exist only with AVX-512, so a
 /// compiler that may not use it has nothing in them, and instructions without VEX pay no transition for them.
-/// @pre has_aes_path(aes_path::wide_instructions).
+/// Only `aes_sum_of_fours` may call it. @pre has_aes_path(aes_path::wide_instructions).
 [[nodiscard]] inline aes_register aes_sum_of_four([[maybe_unused]] const aes_key& key,
                                                   [[maybe_unused]] const aes_four& masks,
                                                   [[maybe_unused]] const void* message) noexcept {
@@ -268,7 +275,7 @@ inline void aes_encrypt(const aes_key& key, aes_register& a, aes_register& b, ae
                           "vmovdqa64 %%xmm16, %[sum]"
       : [sum] "=x"(sum)
       : [key] "r"(&key), [masks] "m"(masks), [blocks] "m"(blocks), "m"(key)
-#if defined(__AVX512F__)
+#if LLMMEM_AES_NAMES_WIDE_REGISTERS
       : "xmm16", "xmm17"
 #endif
   );
@@ -276,6 +283,20 @@ inline void aes_encrypt(const aes_key& key, aes_register& a, aes_register& b, ae
 #else
   return {};
 #endif
+}
+
+/// Adds the encrypted blocks of `fours` times 64 bytes at `message` to `sum`.
+#if !LLMMEM_AES_NAMES_WIDE_REGISTERS
+// A caller with `target("avx512f")` may have values in the registers, which g++ cannot be told here: a call
+// that it knows nothing about makes it save them.
+[[gnu::noipa]]
+#endif
+[[nodiscard]] inline aes_register
+aes_sum_of_fours(const aes_key& key, const aes_four* masks, const void* message, std::size_t fours,
+                 aes_register sum) noexcept {
+  for (std::size_t i = 0; i < fours; ++i)
+    sum ^= aes_sum_of_four(key, masks[i], static_cast<const std::byte*>(message) + 64 * i);
+  return sum;
 }
 #endif
 

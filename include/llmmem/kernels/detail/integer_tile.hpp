@@ -96,8 +96,9 @@ void set_integer_query(integer_queries& to, std::size_t head, dtype code, const 
   const std::size_t in_byte = codes_in_byte(code);
   std::int32_t sum = 0;
   for (std::size_t i = 0; i < elements; ++i) {
-    // The nearest integer is in the lowest bits, of two equally near the even one.
-    const auto of = static_cast<std::int32_t>(bits_of_float(query[i] * inverse + 0x1.8p23F) << 10) >> 10;
+    // The nearest integer is in the lowest bits, of two equally near the even one. Bits of a NaN are no code.
+    const float x = is_number ? query[i] * inverse : 0.0F;
+    const auto of = static_cast<std::int32_t>(bits_of_float(x + 0x1.8p23F) << 10) >> 10;
     sum += of;
     const std::size_t word = i / in_byte / 4;
     const std::size_t place = (word / N * N + transposed_places<N>[word % N]) * in_byte + i % in_byte;
@@ -228,6 +229,15 @@ LLMMEM_LANES_INLINE void load_scales(dtype element, const basic_code_rows<intege
   }
   for (std::size_t t = count; t % N != 0; ++t)
     to[t] = 0;
+  // A negative or infinite one becomes a NaN, which no product and no weight of 0 can hide.
+  const float_lanes<N> broken = float_lanes<N>{} + std::numeric_limits<float>::quiet_NaN();
+  for (std::size_t t = 0; t < count; t += N) {
+    float_lanes<N> x;
+    load_lanes<N>(to + t, x);
+    x = x >= 0.0F ? x : broken;
+    x = x <= std::numeric_limits<float>::max() ? x : broken;
+    store_lanes<N>(x, to + t);
+  }
 }
 
 /// Makes weights of a head's products, and codes of the weights times the values' scales.
@@ -254,7 +264,7 @@ LLMMEM_LANES_INLINE void weigh_codes(integer_sums& of, std::size_t h, std::size_
     load_lanes<N>(weights + t, x);
     load_lanes<N>(scratch.value_scales + t, scale);
     x = x * scale;
-    const float_lanes<N> size = x >= 0.0F ? x : broken;  // of a NaN, and of what is below 0
+    const float_lanes<N> size = x >= 0.0F ? x : broken;  // of a NaN
     take_larger<N>(largest, size);
     store_lanes<N>(x, weights + t);
   }
