@@ -142,7 +142,7 @@ inline void train(job& of, ranks_type& ranks, llmmem::refit<ranks_type>& moving)
   host_space space({.budget = std::uint64_t{8} << 30, .name = "trainer"});
   worker_team team(1);
   sharded_layers<float, host_space, rank_group<ranks_type>> layers(space, asked.shape, trainers,
-                                                                   zero_stage::weights);
+                                                                   {.stage = zero_stage::weights});
   host_activations<float, host_space> activations(space, asked.shape);
   gpt<float, host_space> model(asked.shape, team, space);
   adam_options options;
