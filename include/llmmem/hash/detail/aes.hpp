@@ -287,8 +287,8 @@ inline void aes_encrypt(const aes_key& key, aes_register& a, aes_register& b, ae
 
 /// Adds the encrypted blocks of `fours` times 64 bytes at `message` to `sum`.
 #if !LLMMEM_AES_NAMES_WIDE_REGISTERS
-// A caller with `target("avx512f")` may have values in the registers, which g++ cannot be told here: a call
-// that it knows nothing about makes it save them.
+// A caller with `target("avx512f")` may have values in these registers, and g++ accepts no clobber of them
+// here. It knows nothing of what this function leaves alone, so the caller saves them.
 [[gnu::noipa]]
 #endif
 [[nodiscard]] inline aes_register
