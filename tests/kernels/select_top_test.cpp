@@ -326,5 +326,8 @@ TEST_SUITE("kept_tokens") {
     kept.heads = 2;
     kept.stride = 2;
     CHECK(refused(indexed) == failure{errc::unsupported_layout, 15, 1, 2});
+    kv_layout part = shape;
+    part.part.cp_size = 2;
+    CHECK(refused(part) == failure{errc::unsupported_layout, 17, 1, 2});
   }
 }

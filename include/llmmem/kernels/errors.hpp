@@ -73,6 +73,10 @@ namespace detail {
              "{wanted} "
              "of the cache has other elements or scales (scale_group {found}); choose "
              "attention_arithmetic::host_vectors";
+    case 17:
+      return "the kernel copies tokens of whole sequences, but the layout holds the part of one of {found} "
+             "context-parallel ranks (part.cp_size), and what each rank keeps is not interleaved; use "
+             "token_lists over the old blocks";
     case 8:
       return "the kernel takes keys that are not rotated, but the layout has key_scales.is_rotated; bounds "
              "of "
@@ -116,7 +120,7 @@ inline constexpr std::array kernels_errors{
                .index =
                    "what of the layout: 0 planes, 1 value_element, 2 rotary_dim, 3 part.cp_size, 4 and 5 "
                    "scales, 6 scales by channel, 8 a rotation, 9 scales for tensor cores, 10 to 13 latents, "
-                   "14 what tokens of a block share, 15 what heads share, 16 codes for integer dots",
+                   "14 what tokens of a block share, 15 what heads share, 16 codes for integer dots, 17 parts of ranks",
                .wanted = "what the kernel takes",
                .found = "what the layout says",
                .sentence_for = unsupported_layout_sentence},
@@ -140,8 +144,8 @@ inline constexpr error_code no_device_code = detail::code_of<91>(detail::kernels
 /// 2 `rotary_dim`, 3 `part.cp_size`, 4 and 5 its scales, 6 scales by channel, 8 `is_rotated`,
 /// 9 scales for tensor cores, 10 a record of latents (wanted = its `record_fault`), 11 a layout without
 /// its rows, 12 a scale of 0, 13 tensor cores over latents, 14 scales that the tokens of a block share, 15
-/// vectors that heads share, 16 codes for integer dots; wanted = what the kernel supports, found = what
-/// the layout says.
+/// vectors that heads share, 16 codes for integer dots, 17 the part of one of several ranks;
+/// wanted = what the kernel supports, found = what the layout says.
 inline constexpr error_code unsupported_layout = detail::code_of<92>(detail::kernels_errors);
 
 }  // namespace errc

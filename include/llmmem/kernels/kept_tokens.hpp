@@ -117,9 +117,10 @@ class kept_token_map {
 /// @pre no byte that is written is one that is read
 /// @return `errc::layout_mismatch` for layouts of other values; `errc::out_of_range` for a layer outside the
 ///      cache; `errc::size_mismatch` for lists that are neither one nor one for each head, a budget of more
-///      than the stride, or tables of other sequences; `errc::unsupported_layout` for scales of a block, and
-///      lists by head where heads share an indexer key; `errc::block_tokens_differ` for tables of other
-///      blocks; `errc::too_short` for null pointers. Then nothing has begun. Otherwise the result of `run`.
+///      than the stride, or tables of other sequences; `errc::unsupported_layout` for scales of a block, for
+///      lists by head where heads share an indexer key, and for the parts of context-parallel ranks;
+///      `errc::block_tokens_differ` for tables of other blocks; `errc::too_short` for null pointers. Then
+///      nothing has begun. Otherwise the result of `run`.
 /// @par Complexity   tokens x planes x heads rows, each read and written once. One launch.
 template <class Run, class To, class From>
   requires bounded_table<To> && bounded_table<From>

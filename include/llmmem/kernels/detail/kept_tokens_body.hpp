@@ -87,6 +87,8 @@ template <class Tables>
                                                    std::span<const kv_copy_part> parts) noexcept {
   const char* const who = "copy_kept_tokens";
   constexpr std::uint64_t longest = 0x7FFF'FFFF;
+  // Each rank would keep its own tokens, and the copies would no longer be interleaved.
+  if (layout.part.cp_size != 1) return failure{errc::unsupported_layout, 17, 1, layout.part.cp_size, who};
   for (const kv_copy_part& part : parts) {
     if (part.tokens != layout.block_tokens)
       return failure{errc::unsupported_layout, 14, part.plane, part.tokens, who};
