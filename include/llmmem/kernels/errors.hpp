@@ -120,7 +120,8 @@ inline constexpr std::array kernels_errors{
                .index =
                    "what of the layout: 0 planes, 1 value_element, 2 rotary_dim, 3 part.cp_size, 4 and 5 "
                    "scales, 6 scales by channel, 8 a rotation, 9 scales for tensor cores, 10 to 13 latents, "
-                   "14 what tokens of a block share, 15 what heads share, 16 codes for integer dots, 17 parts of ranks",
+                   "14 what tokens of a block share, 15 what heads share, 16 codes for integer dots, 17 "
+                   "parts of ranks",
                .wanted = "what the kernel takes",
                .found = "what the layout says",
                .sentence_for = unsupported_layout_sentence},

@@ -81,9 +81,8 @@ enum class attention_arithmetic : std::uint8_t {
   ///   the sum of the weights; m is the largest weight x value scale of the token's tile of 64. (Weights are
   ///   those of the products above. Values whose m is below 2^-100 count as 0.)
   ///
-  /// A query whose elements are all below 2^-100 counts as 0. A scale, times what scales it, that is
-  /// negative,
-  /// infinite or NaN makes its rows NaN, as does a query with an infinite element or a NaN.
+  /// A query whose elements are all below 2^-100 counts as 0. A scale, times what scales it, makes its rows
+  /// NaN if it is negative, infinite or NaN, as does a query with an infinite element or a NaN.
   host_integers,
   same_everywhere [[deprecated("its name is reproducible")]] = reproducible
 };
