@@ -554,6 +554,21 @@ TEST_SUITE("communicator_membership") {
     CHECK(ranks.waiting().empty());
   }
 
+  TEST_CASE("a member that is left alone hears of a fresh process when it agrees") {
+    scripted_endpoint end = first_of_three();
+    communicator ranks(end);
+    ranks.join({100}).value();
+    ranks.shrink({.failed = {one, two}});
+    CHECK(ranks.agree(1, {200}).value().joining.empty());
+    ranks.shrink({});
+    end.comes(two);
+    end.says_hello(two, 0, 99);
+    const comm::agreed outcome = ranks.agree(1, {200}).value();
+    CHECK(to_text(outcome.joining) == "seat 2");
+    ranks.admit(outcome);
+    CHECK(ranks.world() == rank_count{2});
+  }
+
   TEST_CASE(
       "a failed process that is still a member of the next epoch has failed in it, even if another process "
       "has its seat") {

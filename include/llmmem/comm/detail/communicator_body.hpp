@@ -418,6 +418,8 @@ template <endpoint E>
 result<comm::agreed> communicator<E>::agree(std::uint64_t bits, deadline by) {
   if (epoch_ == 0) return refuse(errc::not_joined, rank_, 0, 0);
   const poster post{this, epoch_};
+  // A rank that is left alone awaits no message, so only here does it hear of fresh processes.
+  if (part_.members().size() == 1) poll();
   if (!part_.is_begun()) part_.begin(bits, waiting_, post);
   // Only the coordinator knows for which ranks it waits: this rank asks it early, so that its answer arrives
   // in time, and again as the remaining time passes.
