@@ -60,7 +60,8 @@ struct background_sums_stats {
 /// @par Errors          `begin` and `finish` return the first failure of a sum that they wait for, and
 ///                      rethrow its exception; the pieces of its scope are then unusable. The other sums are
 ///                      waited for all the same. A piece that cannot be held revokes the transport, so that
-///                      no rank waits.
+///                      no rank waits. If `done` throws in `begin`, the new sum has not begun: revoke the
+///                      transport, or the other ranks wait for it.
 /// @par Source          Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3: communication during the
 ///                      backward pass.
 template <class State>
