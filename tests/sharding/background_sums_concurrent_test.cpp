@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <thread>
@@ -28,16 +27,6 @@ using thread_ranks = communicator<thread_endpoint>;
 using buffer_type = tiered_buffer<host_space, host_space>;
 using state_in_memory = sharded_state<table_partition, thread_ranks, host_space>;
 using state_in_tiers = sharded_state<table_partition, thread_ranks, host_space, leased_pieces<buffer_type>>;
-
-/// Numbers of different sizes, so that the order of a sum shows.
-void fill_floats(std::span<std::byte> to, std::uint64_t seed) {
-  random_numbers random(seed);
-  for (std::size_t at = 0; at + 4 <= to.size(); at += 4) {
-    const float value =
-        static_cast<float>(random.below(2'000'001U)) * static_cast<float>(1U << random.below(20U));
-    std::memcpy(to.data() + at, &value, 4);
-  }
-}
 
 std::vector<tensor_facts> some_layers(random_numbers& random) {
   std::vector<tensor_facts> made;

@@ -61,16 +61,6 @@ void add(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
   to.insert(to.end(), bytes.begin(), bytes.end());
 }
 
-/// Numbers of very different sizes, so that the order in which they are added shows.
-void fill_floats(std::span<std::byte> to, std::uint64_t seed) {
-  random_numbers random(seed);
-  for (std::size_t at = 0; at + 4 <= to.size(); at += 4) {
-    const float value =
-        static_cast<float>(random.below(2'000'001U)) * static_cast<float>(1U << random.below(20U));
-    std::memcpy(to.data() + at, &value, 4);
-  }
-}
-
 /// What a rank sees of a state that goes through every operation, and what it sent.
 template <class State>
 std::vector<std::byte> life_of(State& state, std::span<const tensor_facts> tensors, std::uint32_t self) {

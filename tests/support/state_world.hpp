@@ -143,6 +143,16 @@ inline std::vector<std::byte> dense(const std::vector<std::byte>& all, const llm
   return made;
 }
 
+/// Numbers of very different sizes, so that the order in which they are added shows.
+inline void fill_floats(std::span<std::byte> to, std::uint64_t seed) {
+  random_numbers random(seed);
+  for (std::size_t at = 0; at + 4 <= to.size(); at += 4) {
+    const float value =
+        static_cast<float>(random.below(2'000'001U)) * static_cast<float>(1U << random.below(20U));
+    std::memcpy(to.data() + at, &value, 4);
+  }
+}
+
 inline std::vector<std::byte> copy_of(std::span<const std::byte> bytes) {
   return {bytes.begin(), bytes.end()};
 }
