@@ -8,6 +8,7 @@
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/paging/errors.hpp>
 #include <llmmem/redundancy/errors.hpp>
+#include <llmmem/refit/errors.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/space/errors.hpp>
 #include <llmmem/tiering/errors.hpp>
@@ -78,6 +79,19 @@ constexpr std::array refusals{
             "kv: rank 7 sent a part of keys and values with 30 (plan, request, layer, token or share) where "
             "12 is "
             "expected; send and receive the same parts in the same order, by the same plan"},
+    refusal{errc::old_weights, raises::argument_error,
+            "kv: weights with number 30 cannot follow those with number 12; numbers ascend: give each refit "
+            "the trainer's step"},
+    refusal{errc::refit_abandoned, raises::comm_error,
+            "kv: a rank could not take the weights with number 30, so no rank publishes them (12 ranks are "
+            "out): all serve what they had; see the failure of that rank, shrink() if the epoch was revoked, "
+            "and call again"},
+    refusal{errc::other_base, raises::comm_error,
+            "kv: rank 7 does not have the weights with number 30 that changes refer to, it has 12 or other "
+            "bytes; send all with refit_sends::changes or all"},
+    refusal{errc::other_refit, raises::comm_error,
+            "kv: rank 7 sent a message of another refit (12 there, 30 here); make the plan from the same "
+            "input on all ranks, and call with the same number"},
     refusal{errc::out_of_requests, raises::out_of_memory,
             "kv: all 12 requests are in use; finish one, or raise max_requests"},
     refusal{errc::step_pending, raises::argument_error,

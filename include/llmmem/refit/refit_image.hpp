@@ -29,6 +29,7 @@ class refit_layout {
  public:
   static constexpr std::uint64_t alignment = 64;
 
+  /// Where a tensor of the rank is in the image. Offsets and sizes are in bytes.
   struct place {
     element_runs elements{};  ///< of the tensor, stored densely
     std::uint64_t offset = 0;

@@ -343,6 +343,7 @@ result<append_result> paged_allocator<Traits>::grow(std::uint32_t slot, std::uin
 template <class Traits>
 void paged_allocator<Traits>::fill(std::uint32_t slot, std::uint64_t first,
                                    std::span<const token_id> tokens) noexcept {
+  if (tokens.empty()) return;
   const auto used = static_cast<std::size_t>(first % block_tokens_);
   if (used != 0) {
     const auto part = static_cast<std::size_t>(detail::lesser(tokens.size(), block_tokens_ - used));
