@@ -220,10 +220,10 @@ LLMMEM_LANES_INLINE void pick_bytes(const byte_lanes<N>& a, const byte_lanes<N>&
   to = __builtin_shufflevector(a, b, From...);
 #endif
 }
-template <unsigned N, unsigned Unit, bool Upper, int... I>
+template <unsigned N, unsigned Unit, bool Upper, int... Byte>
 LLMMEM_LANES_INLINE void alternate_bytes(const byte_lanes<N>& a, const byte_lanes<N>& b, byte_lanes<N>& to,
-                                         std::integer_sequence<int, I...> /*bytes*/) noexcept {
-  pick_bytes<N>(a, b, to, std::integer_sequence<int, alternate_byte<Unit, Upper>(I, 4 * N)...>());
+                                         std::integer_sequence<int, Byte...> /*bytes*/) noexcept {
+  pick_bytes<N>(a, b, to, std::integer_sequence<int, alternate_byte<Unit, Upper>(Byte, 4 * N)...>());
 }
 
 /// Makes of the bytes of four tokens words with a byte of each. Word 4 j + r of `x[i]` is of byte 16 j + 4 i
