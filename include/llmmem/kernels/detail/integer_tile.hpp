@@ -229,14 +229,11 @@ LLMMEM_LANES_INLINE void load_scales(dtype element, const basic_code_rows<intege
   }
   for (std::size_t t = count; t % N != 0; ++t)
     to[t] = 0;
-  // A negative or infinite one becomes a NaN, which no product and no weight of 0 can hide.
-  const float_lanes<N> broken = float_lanes<N>{} + std::numeric_limits<float>::quiet_NaN();
-  for (std::size_t t = 0; t < count; t += N) {
-    float_lanes<N> x;
-    load_lanes<N>(to + t, x);
-    x = x >= 0.0F ? x : broken;
-    x = x <= std::numeric_limits<float>::max() ? x : broken;
-    store_lanes<N>(x, to + t);
+  // A negative or infinite one becomes a NaN, which no product and no weight of 0 can hide. One by one,
+  // because nvcc's compiler for devices crashes on the choice of vectors.
+  for (std::size_t t = 0; t < count; ++t) {
+    const bool is_scale = to[t] >= 0.0F && to[t] <= std::numeric_limits<float>::max();
+    to[t] = is_scale ? to[t] : std::numeric_limits<float>::quiet_NaN();
   }
 }
 
