@@ -116,14 +116,8 @@ void fill(rank_memory& memory, std::uint64_t tokens) {
 void check_handover(std::uint64_t seed) {
   random_numbers random(seed);
   const kv_layout whole = any_split_model(random);
-  const auto few = [&] {
-    std::vector<kv_layout> all = any_side(whole, random);
-    while (all.size() > 3)
-      all = any_side(whole, random);
-    return all;
-  };
-  const std::vector<kv_layout> from = few();
-  const std::vector<kv_layout> to = few();
+  const std::vector<kv_layout> from = small_side(whole, 3, random);
+  const std::vector<kv_layout> to = small_side(whole, 3, random);
   const std::uint64_t tokens = 1 + random.below(most_tokens);
   const paging::kv_split_plan plan(from, to);
   std::vector<rank_id> prefill, decode;

@@ -96,14 +96,8 @@ TEST_CASE("prompts reach decode ranks of another split layer by layer, step by s
     CAPTURE(seed);
     random_numbers random(seed);
     const kv_layout whole = any_split_model(random);
-    const auto few = [&] {
-      std::vector<kv_layout> all = any_side(whole, random);
-      while (all.size() > 4)
-        all = any_side(whole, random);
-      return all;
-    };
-    const std::vector<kv_layout> from = few();
-    const std::vector<kv_layout> to = few();
+    const std::vector<kv_layout> from = small_side(whole, 4, random);
+    const std::vector<kv_layout> to = small_side(whole, 4, random);
     const std::uint64_t tokens = 1 + random.below(std::uint64_t{30});
     const std::uint64_t cut = random.below(tokens);
     const paging::kv_split_plan plan(from, to);

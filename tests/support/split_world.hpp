@@ -127,6 +127,15 @@ inline std::vector<llmmem::kv_layout> any_side(const llmmem::kv_layout& model, r
   return split(of, tp, cp, interleave);
 }
 
+/// A side of at most `most` ranks.
+inline std::vector<llmmem::kv_layout> small_side(const llmmem::kv_layout& model, std::size_t most,
+                                                 random_numbers& random) {
+  std::vector<llmmem::kv_layout> all = any_side(model, random);
+  while (all.size() > most)
+    all = any_side(model, random);
+  return all;
+}
+
 /// A small model whose scales, if any, are of single tokens, with 1, 2, 4 or 8 heads.
 inline llmmem::kv_layout any_split_model(random_numbers& random) {
   llmmem::kv_layout model = any_forms(random);
