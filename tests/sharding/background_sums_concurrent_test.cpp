@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <barrier>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -166,6 +167,7 @@ TEST_SUITE("background_sums") {
   TEST_CASE("a piece that cannot be held ends the sums of all ranks, with the reason on its own") {
     const std::vector<tensor_facts> tensors{{"a", tensor_shape::vector(60), 4}};
     const table_partition who(flat_uneven::even(tensors, rank_count{2}));
+    std::barrier both_have_summed(2);
     in_thread_world(2, [&](thread_ranks& ranks, host_space& space, std::uint32_t self) {
       host_space top({.budget = 4096, .name = "top"});
       host_space last({.budget = 1 << 16, .name = "last"});
@@ -179,6 +181,7 @@ TEST_SUITE("background_sums") {
       sums.begin(state.allocate_whole(scope).value(), sum_f32, done).value();
       sums.finish(done).value();
       CHECK(finished == 1);
+      both_have_summed.arrive_and_wait();  // the revocation may otherwise overtake the first sum
       auto whole = state.allocate_whole(scope).value();
       if (self == 0) {
         const auto reader = state.lease(tensor_id{0}, access_mode::read).value();
