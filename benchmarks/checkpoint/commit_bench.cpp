@@ -10,6 +10,7 @@
 ///   manifest/to_json, read, check_and_merge/<tensors>   in memory; an item is a tensor, so that what is
 ///                             quadratic shows; merge: rank 0's with rank 1's halves of the same tensors
 
+#include <llmmem/checkpoint/detail/manifest_check.hpp>
 #include <llmmem/checkpoint/folder.hpp>
 #include <llmmem/checkpoint/posix_storage.hpp>
 

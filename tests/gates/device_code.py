@@ -1,6 +1,7 @@
-"""device_code.py NVCC SOURCE INCLUDE WORK [ARCHITECTURE...]: what nvcc makes of the kernels in SOURCE.
+"""device_code.py [--assemble-each] NVCC SOURCE INCLUDE WORK [ARCHITECTURE...]: what nvcc makes of the kernels in SOURCE.
 
-For each architecture (80 and 90 unless given) it reads the PTX and the report of ptxas, and fails on
+For each architecture (80 and 90 unless given) it reads the PTX, and for the last one (for each with --assemble-each)
+also the report of ptxas, and fails on
 
 - registers spilled to memory, or locals that lie there;
 - a division or remainder of 64 bits: it costs about a hundred instructions;
@@ -13,6 +14,7 @@ Exit status 0: none of these. 1: some, each named.
 
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -148,20 +150,24 @@ def spills_in(report):
 
 
 def main():
-    nvcc, source, include, work, *architectures = sys.argv[1:]
+    arguments = sys.argv[1:]
+    assemble_each = arguments[0] == "--assemble-each"
+    nvcc, source, include, work, *architectures = arguments[assemble_each:]
+    architectures = architectures or ["80", "90"]
     folder = pathlib.Path(work)
     folder.mkdir(parents=True, exist_ok=True)
     common = [nvcc, "-std=c++20", f"-I{include}", source]
+    assembler = str(pathlib.Path(shutil.which(nvcc) or nvcc).resolve().parent / "ptxas")
     failed = 0
-    for architecture in architectures or ["80", "90"]:
+    for architecture in architectures:
         ptx = folder / f"kernels_{architecture}.ptx"
         run([*common, f"-arch=compute_{architecture}", "-ptx", "-o", str(ptx)])
-        assembler = str(pathlib.Path(nvcc).resolve().parent / "ptxas")
-        report = run([assembler, "-v", f"-arch=sm_{architecture}", str(ptx), "-o", str(ptx.with_suffix(".cubin"))])
         found = list(findings_in_ptx(ptx.read_text()))
-        found += spills_in(report)
-        registers = [int(n) for n in re.findall(r"Used (\d+) registers", report)]
-        print(f"sm_{architecture}: at most {max(registers, default=0)} registers")
+        if assemble_each or architecture == architectures[-1]:
+            report = run([assembler, "-v", f"-arch=sm_{architecture}", str(ptx), "-o", str(ptx.with_suffix(".cubin"))])
+            found += spills_in(report)
+            registers = [int(n) for n in re.findall(r"Used (\d+) registers", report)]
+            print(f"sm_{architecture}: at most {max(registers, default=0)} registers")
         for each in found:
             print(f"sm_{architecture}: {each}")
         failed += len(found)
