@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -230,6 +231,26 @@ TEST_CASE("slots unpinned together, and victims evicted at once, leave as they d
     }
     CHECK(together.victim() == std::nullopt);
   }
+}
+
+namespace {
+
+/// An ARC whose owner names the victim.
+struct named_victim : arc_eviction {
+  using arc_eviction::arc_eviction;
+  [[nodiscard]] std::optional<slot_id> victim() const noexcept { return slot_id{2}; }
+};
+
+}  // namespace
+
+TEST_CASE("a derived policy's own victim is the one that is evicted") {
+  named_victim policy(slot_count{4});
+  for (std::uint32_t s = 0; s < 4; ++s) {
+    policy.insert(slot_id{s});
+    policy.unpin(slot_id{s});
+  }
+  CHECK(llmmem::detail::evict_victim(policy) == slot_id{2});
+  CHECK(!policy.is_candidate(slot_id{2}));
 }
 
 namespace {

@@ -195,6 +195,8 @@ class any_eviction {
 };
 
 static_assert(eviction_policy<any_eviction>);
+template <>
+inline constexpr bool detail::evicts_victims<any_eviction> = true;
 
 namespace detail {
 

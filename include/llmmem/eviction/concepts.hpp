@@ -175,11 +175,16 @@ void evict(P& policy, slot_id slot) noexcept {
   }
 }
 
+/// Whether a policy's own `evict_victim` replaces `victim` and `evict`. As `ignores_hints`, the value does
+/// not extend to derived policies, which may shadow either.
+template <class P>
+inline constexpr bool evicts_victims = false;
+
 /// Evicts the victim and returns it, or `no_slot`: one call of a policy that is chosen at run time. A slot
 /// passes through a register where an optional one is stored in parts and then loaded whole, which stalls.
 template <eviction_policy P>
 slot_id evict_victim(P& policy) noexcept {
-  if constexpr (requires { policy.evict_victim(); }) {
+  if constexpr (evicts_victims<P>) {
     return policy.evict_victim();
   } else {
     const std::optional<slot_id> victim = policy.victim();
