@@ -4,7 +4,8 @@
 //
 // Ours is the real thing: create, match by keys, extend, commit, extend by the answer, release. `llmmem` has
 // the LRU built in, `llmmem_any_eviction` the same one chosen by name, `llmmem_journaled` writes down every
-// operation into a sink that throws it away. The peers do the lookups alone, without sequences, block tables,
+// operation into a sink that throws it away. `llmmem_arc` and `llmmem_any_arc` are the same for a policy
+// other than an LRU. The peers do the lookups alone, without sequences, block tables,
 // answers and references.
 
 #include <llmmem/eviction/any.hpp>
@@ -35,6 +36,10 @@ struct keyed_traits : paged_traits {
 
 struct any_traits : keyed_traits {
   using eviction = any_eviction;
+};
+
+struct arc_traits : keyed_traits {
+  using eviction = arc_eviction;
 };
 
 struct journaled_traits : keyed_traits {
@@ -110,6 +115,17 @@ void paged(benchmark::State& state) {
       static_cast<double>(cache->stats().metadata_bytes) / static_cast<double>(options.blocks);
 }
 
+void any_arc(benchmark::State& state) {
+  using cache_type = paged_allocator<any_traits>;
+  const paged_options options = options_of(state);
+  replay(
+      state,
+      [&] {
+        return std::make_unique<cache_type>(options, make_eviction("arc", slot_count{options.blocks + 1}));
+      },
+      serve<cache_type>);
+}
+
 void recorded(benchmark::State& state) {
   const paged_options options = options_of(state);
   const auto cache = replay(
@@ -150,6 +166,8 @@ void both_sizes(benchmark::internal::Benchmark* rows) {
 
 BENCHMARK(paged<keyed_traits>)->Name("replay/llmmem")->Apply(both_sizes);
 BENCHMARK(paged<any_traits>)->Name("replay/llmmem_any_eviction")->Apply(both_sizes);
+BENCHMARK(paged<arc_traits>)->Name("replay/llmmem_arc")->Apply(both_sizes);
+BENCHMARK(any_arc)->Name("replay/llmmem_any_arc")->Apply(both_sizes);
 BENCHMARK(recorded)->Name("replay/llmmem_journaled")->Apply(both_sizes);
 BENCHMARK(peer_lru<list_map_lru>)->Name("replay/list_map")->Apply(both_sizes);
 BENCHMARK(peer_lru<reusing_list_map_lru>)->Name("replay/list_map_reusing")->Apply(both_sizes);

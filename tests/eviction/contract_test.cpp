@@ -6,6 +6,8 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -198,6 +200,57 @@ TEST_CASE("a moved policy keeps its order, and the source can be assigned to") {
     }
     CHECK(first.victim() == std::nullopt);
   }
+}
+
+TEST_CASE("slots unpinned together, and victims evicted at once, leave as they do one call after another") {
+  for (const contender& each : every_policy()) {
+    CAPTURE(each.name);
+    any_eviction together = each.make(slot_count{40}, {});
+    any_eviction twin = each.make(slot_count{40}, {});
+    random_numbers random(5);
+    std::vector<slot_id> slots;
+    for (std::uint32_t round = 0; round < 30; ++round) {
+      slots.clear();
+      for (std::uint32_t s = 0; s < 40; ++s) {
+        if (together.is_candidate(slot_id{s})) continue;
+        const access_hint hint = random_hint(random, 40);
+        together.insert(slot_id{s}, hint);
+        twin.insert(slot_id{s}, hint);
+        slots.push_back(slot_id{s});
+      }
+      together.unpin(std::span<const slot_id>(slots));
+      for (const slot_id slot : slots)
+        twin.unpin(slot);
+      for (std::uint32_t i = 0; i < 25; ++i) {
+        const auto victim = twin.victim();
+        REQUIRE(together.evict_victim() == victim.value());
+        twin.evict(*victim);
+      }
+    }
+    while (together.evict_victim() != no_slot) {
+    }
+    CHECK(together.victim() == std::nullopt);
+  }
+}
+
+namespace {
+
+/// An ARC whose owner names the victim.
+struct named_victim : arc_eviction {
+  using arc_eviction::arc_eviction;
+  [[nodiscard]] std::optional<slot_id> victim() const noexcept { return slot_id{2}; }
+};
+
+}  // namespace
+
+TEST_CASE("a derived policy's own victim is the one that is evicted") {
+  named_victim policy(slot_count{4});
+  for (std::uint32_t s = 0; s < 4; ++s) {
+    policy.insert(slot_id{s});
+    policy.unpin(slot_id{s});
+  }
+  CHECK(llmmem::detail::evict_victim(policy) == slot_id{2});
+  CHECK(!policy.is_candidate(slot_id{2}));
 }
 
 namespace {

@@ -1,4 +1,5 @@
 #include <llmmem/model/presets.hpp>
+#include <llmmem/paging/detail/hybrid_record.hpp>
 #include <llmmem/paging/layer_group.hpp>
 
 #include <doctest/doctest.h>
@@ -45,6 +46,25 @@ TEST_CASE("skipped, dead and live tokens are those that the next token's attenti
       REQUIRE(group.blocks_to_append(n, more) == group.blocks_for(n + more) - group.blocks_for(n));
     }
   }
+}
+
+TEST_CASE("the length with so many dead blocks is the first one at which counting finds them") {
+  for (const auto seed : seeds(100)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const layer_group group = random_group(random);
+    for (std::uint64_t blocks = 1; blocks < 6; ++blocks) {
+      std::uint64_t length = 0;
+      while (length < 200 && group.dead_blocks(length) < blocks)
+        ++length;
+      const std::uint64_t told = llmmem::detail::length_with_dead_blocks(group, blocks);
+      REQUIRE((length == 200 ? told >= length : told == length));
+    }
+  }
+  // A window or chunk larger than any sequence never frees a block.
+  const std::uint64_t most = ~std::uint64_t{0};
+  CHECK(llmmem::detail::length_with_dead_blocks(sliding_window({"w", 1, 1}, most), 2) == most);
+  CHECK(llmmem::detail::length_with_dead_blocks(chunked_local({"c", 1, 1}, most), 2) == most);
 }
 
 TEST_CASE("a window of w tokens holds the token itself and w - 1 before it") {

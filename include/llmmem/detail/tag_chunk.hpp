@@ -42,7 +42,10 @@ using tag_bytes = std::array<std::uint8_t, 16>;
 [[nodiscard]] inline std::uint32_t equal_bytes(const tag_bytes& bytes, std::uint8_t tag) noexcept {
 #if defined(__SSE2__)
   const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes.data()));
-  const __m128i equal = _mm_cmpeq_epi8(all, _mm_set1_epi8(static_cast<char>(tag)));
+  // Four copies of the tag by a product: a byte that the compiler keeps on the stack would be loaded as four,
+  // and such a load waits until the store of the byte has left the processor's buffer.
+  const __m128i wanted = _mm_set1_epi32(static_cast<int>(tag * std::uint32_t{0x0101'0101}));
+  const __m128i equal = _mm_cmpeq_epi8(all, wanted);
   return static_cast<std::uint32_t>(_mm_movemask_epi8(equal));
 #else
   return equal_bytes_portable(bytes, tag);

@@ -21,8 +21,10 @@
 #include <cstddef>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace llmmem {
@@ -50,7 +52,9 @@ class any_eviction {
       : functions_(&functions_of<Policy>), source_(source) {
     void* memory = detail::allocate_metadata(source_, sizeof(Policy), alignof(Policy), "any_eviction");
     try {
-      policy_ = ::new (memory) Policy(capacity, source);
+      Policy* const made = ::new (memory) Policy(capacity, source);
+      policy_ = made;
+      if constexpr (std::is_same_v<Policy, lru_eviction>) lru_ = made;
     } catch (...) {
       source_.deallocate(source_.context, memory, sizeof(Policy), alignof(Policy));
       throw;
@@ -58,13 +62,15 @@ class any_eviction {
   }
 
   any_eviction(any_eviction&& other) noexcept
-      : functions_(other.functions_),
+      : lru_(std::exchange(other.lru_, nullptr)),
         policy_(std::exchange(other.policy_, nullptr)),
+        functions_(other.functions_),
         source_(other.source_) {}
 
   any_eviction& operator=(any_eviction&& other) noexcept {
-    std::swap(functions_, other.functions_);
+    std::swap(lru_, other.lru_);
     std::swap(policy_, other.policy_);
+    std::swap(functions_, other.functions_);
     std::swap(source_, other.source_);
     return *this;
   }
@@ -74,28 +80,42 @@ class any_eviction {
   }
 
   void insert(slot_id slot, const access_hint& hint = {}) noexcept {
-    if (lru_eviction* const lru = as_lru()) return lru->insert(slot, hint);
+    if (lru_ != nullptr) return lru_->insert(slot, hint);
     functions_->insert(policy_, slot, hint);
   }
   void touch(slot_id slot, const access_hint& hint = {}) noexcept {
-    if (lru_eviction* const lru = as_lru()) return lru->touch(slot, hint);
+    if (lru_ != nullptr) return lru_->touch(slot, hint);
     functions_->touch(policy_, slot, hint);
   }
   void pin(slot_id slot) noexcept {
-    if (lru_eviction* const lru = as_lru()) return lru->pin(slot);
+    if (lru_ != nullptr) return lru_->pin(slot);
     functions_->pin(policy_, slot);
   }
   void unpin(slot_id slot) noexcept {
-    if (lru_eviction* const lru = as_lru()) return lru->unpin(slot);
+    if (lru_ != nullptr) return lru_->unpin(slot);
     functions_->unpin(policy_, slot);
   }
+  /// Unpins `slots` in their order: one call for all of them.
+  void unpin(std::span<const slot_id> slots) noexcept {
+    if (lru_ != nullptr) {
+      for (const slot_id slot : slots)
+        lru_->unpin(slot);
+      return;
+    }
+    functions_->unpin_all(policy_, slots);
+  }
   void erase(slot_id slot) noexcept {
-    if (lru_eviction* const lru = as_lru()) return lru->erase(slot);
+    if (lru_ != nullptr) return lru_->erase(slot);
     functions_->erase(policy_, slot);
   }
   void evict(slot_id slot) noexcept {
-    if (lru_eviction* const lru = as_lru()) return detail::evict(*lru, slot);
+    if (lru_ != nullptr) return lru_->erase(slot);
     functions_->evict(policy_, slot);
+  }
+  /// Evicts the victim and returns it, or `no_slot` if there is none: one call for `victim` and `evict`.
+  slot_id evict_victim() noexcept {
+    if (lru_ != nullptr) return detail::evict_victim(*lru_);
+    return functions_->evict_victim(policy_);
   }
   void expect(slot_id slot, std::uint64_t next_use) noexcept { functions_->expect(policy_, slot, next_use); }
   void relabel(slot_id from, slot_id to) noexcept { functions_->relabel(policy_, from, to); }
@@ -106,7 +126,7 @@ class any_eviction {
   [[nodiscard]] bool reads_hints() const noexcept { return functions_->reads_hints; }
 
   [[nodiscard]] std::optional<slot_id> victim() const noexcept {
-    if (const lru_eviction* const lru = as_lru()) return lru->victim();
+    if (lru_ != nullptr) return lru_->victim();
     return functions_->victim(policy_);
   }
   [[nodiscard]] bool is_candidate(slot_id slot) const noexcept {
@@ -121,8 +141,10 @@ class any_eviction {
     void (*touch)(void*, slot_id, const access_hint&) noexcept;
     void (*pin)(void*, slot_id) noexcept;
     void (*unpin)(void*, slot_id) noexcept;
+    void (*unpin_all)(void*, std::span<const slot_id>) noexcept;
     void (*erase)(void*, slot_id) noexcept;
     void (*evict)(void*, slot_id) noexcept;
+    slot_id (*evict_victim)(void*) noexcept;
     void (*expect)(void*, slot_id, std::uint64_t) noexcept;
     void (*relabel)(void*, slot_id, slot_id) noexcept;
     void (*advance)(void*, std::uint64_t) noexcept;
@@ -141,8 +163,13 @@ class any_eviction {
       [](void* p, slot_id slot, const access_hint& hint) noexcept { static_cast<P*>(p)->touch(slot, hint); },
       [](void* p, slot_id slot) noexcept { static_cast<P*>(p)->pin(slot); },
       [](void* p, slot_id slot) noexcept { static_cast<P*>(p)->unpin(slot); },
+      [](void* p, std::span<const slot_id> slots) noexcept {
+        for (const slot_id slot : slots)
+          static_cast<P*>(p)->unpin(slot);
+      },
       [](void* p, slot_id slot) noexcept { static_cast<P*>(p)->erase(slot); },
       [](void* p, slot_id slot) noexcept { detail::evict(*static_cast<P*>(p), slot); },
+      [](void* p) noexcept { return detail::evict_victim(*static_cast<P*>(p)); },
       [](void* p, slot_id slot, std::uint64_t use) noexcept {
         detail::expect(*static_cast<P*>(p), slot, use);
       },
@@ -159,18 +186,17 @@ class any_eviction {
       },
       !ignores_hints<P>};
 
-  /// Returns the policy if it is an LRU: the most frequent choice gets direct calls, which a compiler
-  /// inlines, for one comparison in the calls of the other policies.
-  [[nodiscard]] lru_eviction* as_lru() const noexcept {
-    return functions_ == &functions_of<lru_eviction> ? static_cast<lru_eviction*>(policy_) : nullptr;
-  }
-
-  const function_table* functions_;
+  // The policy if it is an LRU: the most frequent choice gets direct calls, which a compiler inlines, for one
+  // comparison in the calls of the other policies.
+  lru_eviction* lru_ = nullptr;
   void* policy_ = nullptr;
+  const function_table* functions_;
   metadata_source source_;
 };
 
 static_assert(eviction_policy<any_eviction>);
+template <>
+inline constexpr bool detail::evicts_victims<any_eviction> = true;
 
 namespace detail {
 

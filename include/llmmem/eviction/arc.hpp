@@ -88,9 +88,15 @@ class arc_eviction {
   }
 
   [[nodiscard]] std::optional<slot_id> victim() const noexcept {
-    const auto list = static_cast<std::size_t>(known_[once] <= target_);  // no branch: it is hard to predict
-    const auto first = candidates_.front(list);
-    return first ? first : candidates_.front(1 - list);
+    const slot_id slot = next();
+    if (slot == no_slot) return std::nullopt;
+    return slot;
+  }
+  /// `victim` and `evict` in one, or `no_slot`.
+  slot_id evict_victim() noexcept {
+    const slot_id slot = next();
+    if (slot != no_slot) evict(slot);
+    return slot;
   }
   [[nodiscard]] bool is_candidate(slot_id slot) const noexcept { return candidates_.contains(slot); }
   [[nodiscard]] slot_count capacity() const noexcept { return candidates_.capacity(); }
@@ -104,6 +110,12 @@ class arc_eviction {
   static constexpr std::uint8_t once = 0;   // T1 and, for ghosts, B1
   static constexpr std::uint8_t again = 1;  // T2, B2
   static constexpr std::uint8_t unknown = 2;
+
+  [[nodiscard]] slot_id next() const noexcept {
+    const auto list = static_cast<std::size_t>(known_[once] <= target_);  // no branch: it is hard to predict
+    const slot_id first = candidates_.first(list);
+    return first != no_slot ? first : candidates_.first(1 - list);
+  }
 
   void join(slot_id slot, std::uint8_t list) noexcept {
     lists_[to_index(slot)] = list;
@@ -138,6 +150,8 @@ class arc_eviction {
 };
 
 static_assert(eviction_policy<arc_eviction> && remembers_evictions<arc_eviction>);
+template <>
+inline constexpr bool detail::evicts_victims<arc_eviction> = true;
 
 }  // namespace v0
 }  // namespace llmmem

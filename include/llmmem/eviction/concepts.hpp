@@ -6,10 +6,12 @@
 #include <llmmem/error.hpp>
 #include <llmmem/metadata.hpp>
 
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
 namespace llmmem {
@@ -161,6 +163,9 @@ template <eviction_policy P>
   }
 }
 
+/// The hint of callers that know nothing of an access: for policies that use none, without building one.
+inline constexpr access_hint no_hint{};
+
 template <eviction_policy P>
 void evict(P& policy, slot_id slot) noexcept {
   if constexpr (remembers_evictions<P>) {
@@ -169,6 +174,31 @@ void evict(P& policy, slot_id slot) noexcept {
     policy.erase(slot);
   }
 }
+
+/// Whether a policy's own `evict_victim` replaces `victim` and `evict`. As `ignores_hints`, the value does
+/// not extend to derived policies, which may shadow either.
+template <class P>
+inline constexpr bool evicts_victims = false;
+
+/// Evicts the victim and returns it, or `no_slot`: one call of a policy that is chosen at run time. A slot
+/// passes through a register where an optional one is stored in parts and then loaded whole, which stalls.
+template <eviction_policy P>
+slot_id evict_victim(P& policy) noexcept {
+  if constexpr (evicts_victims<P>) {
+    return policy.evict_victim();
+  } else {
+    const std::optional<slot_id> victim = policy.victim();
+    if (!victim) return no_slot;
+    evict(policy, *victim);
+    return *victim;
+  }
+}
+
+/// A policy that is chosen at run time: callers collect slots, and unpin them by one call.
+template <class P>
+concept unpins_together = requires(P policy, std::span<const slot_id> slots) {
+  { policy.unpin(slots) } noexcept -> std::same_as<void>;
+};
 
 template <eviction_policy P>
 void expect(P& policy, slot_id slot, std::uint64_t next_use) noexcept {
@@ -195,6 +225,33 @@ template <eviction_policy P>
 void retain(P& policy, slot_id slot, retention keep) noexcept {
   if constexpr (retains<P>) policy.retain(slot, keep);
 }
+
+/// Slots on their way to `unpin`: passed on at once, or, for a policy that is chosen at run time, together.
+/// @pre `pass_to` is called before the policy's next call.
+template <eviction_policy P>
+class unpinned_slots {
+ public:
+  void add(P& policy, slot_id slot) noexcept { policy.unpin(slot); }
+  void pass_to(P&) noexcept {}
+};
+
+template <eviction_policy P>
+  requires unpins_together<P>
+class unpinned_slots<P> {
+ public:
+  void add(P& policy, slot_id slot) noexcept {
+    slots_[count_++] = slot;
+    if (count_ == slots_.size()) pass_to(policy);
+  }
+  void pass_to(P& policy) noexcept {
+    if (count_ != 0) policy.unpin(std::span<const slot_id>(slots_.data(), count_));
+    count_ = 0;
+  }
+
+ private:
+  std::array<slot_id, 16> slots_;
+  std::size_t count_ = 0;
+};
 
 /// Returns `capacity` as a number; throws if 32 bits cannot index it.
 [[nodiscard]] inline std::uint64_t checked_capacity(slot_count capacity, const char* who) {

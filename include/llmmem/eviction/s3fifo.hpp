@@ -85,24 +85,22 @@ class s3fifo_eviction {
   /// As `erase`, but an entry of the small queue leaves a ghost, and entries that the queue passed on the way
   /// to the victim move.
   void evict(slot_id slot) noexcept {
-    if (victim() == slot) make_way_to(slot);
-    const bool was_small = entries_[to_index(slot)].where == place::in_small;
-    erase(slot);
-    if (!was_small) return;
-    const auto content = contents_[to_index(slot)];
-    ghosts_.take(content);  // of other contents with the same name
-    ghosts_.push(0, content);
+    if (next() == slot) make_way_to(slot);
+    leave(slot);
   }
 
   [[nodiscard]] std::optional<slot_id> victim() const noexcept {
-    const auto from_main = main_front();
-    if (small_size_ >= small_share_ || !from_main) {
-      if (const auto unused = candidates_.first(cold)) return unused;
-      // The whole small queue would move to the end of the main one, with no uses.
-      const auto first = candidates_.first(hot);
-      if (first && (!from_main || uses_left(entries_[to_index(*from_main)]) != 0)) return first;
-    }
-    return from_main;
+    const slot_id slot = next();
+    if (slot == no_slot) return std::nullopt;
+    return slot;
+  }
+  /// `victim` and `evict` in one, or `no_slot`.
+  slot_id evict_victim() noexcept {
+    const slot_id slot = next();
+    if (slot == no_slot) return slot;
+    make_way_to(slot);
+    leave(slot);
+    return slot;
   }
   [[nodiscard]] bool is_candidate(slot_id slot) const noexcept {
     return entries_[to_index(slot)].queue != none;
@@ -141,12 +139,36 @@ class s3fifo_eviction {
     return static_cast<std::uint8_t>((e.queue - main + main_queues - turns_) % main_queues);
   }
 
-  /// Returns the main queue's victim.
-  [[nodiscard]] std::optional<slot_id> main_front() const noexcept {
-    std::optional<slot_id> first;
-    for (std::size_t uses = 0; uses < main_queues && !first; ++uses)
-      first = candidates_.first(main_queue(uses));
+  /// Returns the main queue's victim, or `no_slot`.
+  [[nodiscard]] slot_id main_front() const noexcept {
+    slot_id first = no_slot;
+    for (std::size_t uses = 0; uses < main_queues && first == no_slot; ++uses)
+      first = candidates_.oldest(main_queue(uses));
     return first;
+  }
+
+  /// Returns the victim, or `no_slot`.
+  [[nodiscard]] slot_id next() const noexcept {
+    const slot_id from_main = main_front();
+    if (small_size_ >= small_share_ || from_main == no_slot) {
+      const slot_id unused = candidates_.oldest(cold);
+      if (unused != no_slot) return unused;
+      // The whole small queue would move to the end of the main one, with no uses.
+      const slot_id first = candidates_.oldest(hot);
+      if (first != no_slot && (from_main == no_slot || uses_left(entries_[to_index(from_main)]) != 0))
+        return first;
+    }
+    return from_main;
+  }
+
+  /// Erases an entry; one of the small queue leaves a ghost.
+  void leave(slot_id slot) noexcept {
+    const bool was_small = entries_[to_index(slot)].where == place::in_small;
+    erase(slot);
+    if (!was_small) return;
+    const auto content = contents_[to_index(slot)];
+    ghosts_.take(content);  // of other contents with the same name
+    ghosts_.push(0, content);
   }
 
   void enter(slot_id slot) noexcept {
@@ -175,26 +197,29 @@ class s3fifo_eviction {
 
   /// Moves the entries that the queues pass on the way to the victim.
   void make_way_to(slot_id slot) noexcept {
-    const bool whole_small = !candidates_.first(cold) && (small_size_ >= small_share_ || !main_front());
+    const bool whole_small =
+        candidates_.oldest(cold) == no_slot && (small_size_ >= small_share_ || main_front() == no_slot);
     const bool is_small = entries_[to_index(slot)].where == place::in_small;
     if (is_small || whole_small) {
-      for (auto next = candidates_.first(hot); next && (whole_small || candidates_.before(*next, slot));
-           next = candidates_.first(hot)) {
-        proceed(*next, 0);
+      for (slot_id next = candidates_.oldest(hot);
+           next != no_slot && (whole_small || candidates_.before(next, slot));
+           next = candidates_.oldest(hot)) {
+        proceed(next, 0);
       }
     }
     if (entries_[to_index(slot)].where != place::in_main) return;
     // Whole rounds first, which take a use from every entry and change no order. Then part of a round.
     turns_ += uses_left(entries_[to_index(slot)]);
-    while (const auto passed = first_in_use_before(slot))
-      proceed(*passed, static_cast<std::uint8_t>(uses_left(entries_[to_index(*passed)]) - 1));
+    for (slot_id passed = first_in_use_before(slot); passed != slot; passed = first_in_use_before(slot))
+      proceed(passed, static_cast<std::uint8_t>(uses_left(entries_[to_index(passed)]) - 1));
   }
 
-  [[nodiscard]] std::optional<slot_id> first_in_use_before(slot_id slot) const noexcept {
-    std::optional<slot_id> first;
+  /// Returns the oldest entry of the main queue with a use left that is older than `slot`, or `slot`.
+  [[nodiscard]] slot_id first_in_use_before(slot_id slot) const noexcept {
+    slot_id first = slot;
     for (std::size_t uses = 1; uses < main_queues; ++uses) {
-      const auto next = candidates_.first(main_queue(uses));
-      if (next && candidates_.before(*next, first.value_or(slot))) first = next;
+      const slot_id next = candidates_.oldest(main_queue(uses));
+      if (next != no_slot && candidates_.before(next, first)) first = next;
     }
     return first;
   }
@@ -209,6 +234,8 @@ class s3fifo_eviction {
 };
 
 static_assert(eviction_policy<s3fifo_eviction> && remembers_evictions<s3fifo_eviction>);
+template <>
+inline constexpr bool detail::evicts_victims<s3fifo_eviction> = true;
 
 }  // namespace v0
 }  // namespace llmmem

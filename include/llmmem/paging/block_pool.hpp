@@ -251,11 +251,16 @@ class block_pool {
   [[nodiscard]] bool is_named_by(block_id block) const noexcept;
   [[nodiscard]] bool is_named_by(block_handle handle) const noexcept;
   template <class Name>
+  [[nodiscard]] bool is_active(const Name& name) const noexcept {
+    return is_named_by(name) && records_[to_index(id_of(name))].is_active();
+  }
+  template <class Name>
   result<void> share_all(std::span<const Name> names) noexcept;
   template <class Name>
   result<void> release_all(std::span<const Name> names) noexcept;
   void add_reference(block_id block) noexcept;
-  void drop_reference(block_id block) noexcept;
+  using unpinned = detail::unpinned_slots<Eviction>;
+  void drop_reference(block_id block, unpinned& idle) noexcept;
   void undo_drop(block_id block) noexcept;
   block_id take_free(block_id neighbour) noexcept;
   void push_free(block_id block) noexcept;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/divider.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/detail/handle_table.hpp>
 #include <llmmem/hash/block_key.hpp>
@@ -201,7 +202,10 @@ class hybrid_allocator {
   /// Declares the KV, and the states at the ends of blocks, written for the first `written` tokens (default:
   /// all): full blocks become cached, and blocks that no later token reads are released. Returns how many
   /// became cached.
-  result<std::uint64_t> commit(sequence_id sequence) noexcept { return commit(sequence, tokens(sequence)); }
+  result<std::uint64_t> commit(sequence_id sequence) noexcept {
+    if (const auto alive = check(sequence); !alive) return alive.error();
+    return commit_written(sequence.slot, records_[sequence.slot].tokens);
+  }
   result<std::uint64_t> commit(sequence_id sequence, std::uint64_t written) noexcept;
 
   /// Keeps the first `tokens` tokens and releases the blocks after them, for example to take back a rejected
@@ -443,7 +447,11 @@ class hybrid_allocator {
   }
   void store_tokens(std::uint32_t slot, std::uint64_t first, std::span<const token_id> tokens) noexcept {
     token_id* const to = tokens_.data() + slot * max_sequence_tokens_ + first;
-    if (!tokens.empty()) std::memcpy(to, tokens.data(), tokens.size_bytes());
+    if (tokens.size() == 1) {  // a step of decode
+      *to = tokens[0];
+    } else if (!tokens.empty()) {
+      std::memcpy(to, tokens.data(), tokens.size_bytes());
+    }
   }
   /// Records that tokens from `first` on have no values; values given after these do not count.
   void lose_tokens(std::uint32_t slot, std::uint64_t first) noexcept {
@@ -469,10 +477,19 @@ class hybrid_allocator {
     chain_.drop(node, group);
     ++losses_;
   }
-  /// Returns the index of the first table entry that may be null.
-  [[nodiscard]] std::uint64_t dead_from(std::size_t group) const noexcept {
-    return groups_[group].sink_blocks();
+  /// Returns the blocks of `group` that `tokens` tokens fill, and those that they fill or begin.
+  [[nodiscard]] std::uint64_t whole_blocks(std::size_t group, std::uint64_t tokens) const noexcept {
+    return per_block_[group].quotient(tokens);
   }
+  [[nodiscard]] std::uint64_t blocks_for(std::size_t group, std::uint64_t tokens) const noexcept {
+    const std::uint64_t whole = whole_blocks(group, tokens);
+    return whole + (whole * per_block_[group].by() != tokens ? 1 : 0);
+  }
+  [[nodiscard]] bool ends_block(std::size_t group, std::uint64_t tokens) const noexcept {
+    return per_block_[group].remainder(tokens) == 0;
+  }
+  /// Returns the index of the first table entry that may be null.
+  [[nodiscard]] std::uint64_t dead_from(std::size_t group) const noexcept { return sink_blocks_[group]; }
   /// Returns the end of these entries for a sequence.
   [[nodiscard]] std::uint64_t dead_to(const record& sequence, std::size_t group) const noexcept {
     return sequence.dead[group] > dead_from(group) ? sequence.dead[group] : dead_from(group);
@@ -491,6 +508,12 @@ class hybrid_allocator {
   result<hybrid_append> grow(std::uint32_t slot, std::uint64_t count, std::span<std::uint64_t> rest,
                              std::size_t first_copy) noexcept;
   void drop_overwritten(std::uint32_t slot, std::size_t group) noexcept;
+  /// Whether `count` more tokens begin no block of any group. @pre count is not 0
+  [[nodiscard]] static bool grows_inside(const record& sequence, std::uint64_t count) noexcept {
+    return sequence.tokens < sequence.full_at && count <= sequence.full_at - sequence.tokens;
+  }
+  [[nodiscard]] bool grows_in_place(std::uint32_t slot) noexcept;
+  void note_full(record& sequence) noexcept;
   result<hybrid_append> grow_alone(sequence_id sequence, std::uint64_t count) noexcept;
   [[nodiscard]] result<void> check_batch(std::span<const hybrid_growth> batch) noexcept;
   [[nodiscard]] detail::hybrid_batch_need count_batch(std::span<const hybrid_growth> batch) noexcept;
@@ -499,7 +522,12 @@ class hybrid_allocator {
   void visit_hit(const hit& found, Visit&& visit) const noexcept;
   template <class Visit>
   void visit_retiring(Visit&& visit) noexcept;
-  void release_dead(std::uint32_t slot, std::uint64_t length) noexcept;
+  /// Releases blocks that no token after the first `length` reads; keeps the blocks for which the queue has
+  /// no space now.
+  void release_dead(std::uint32_t slot, std::uint64_t length) noexcept {
+    if (length >= records_[slot].frees_at) release_more(slot, length);
+  }
+  void release_more(std::uint32_t slot, std::uint64_t length) noexcept;
   result<void> let_go(std::uint32_t slot, std::span<const table_part> parts) noexcept;
   [[nodiscard]] std::optional<place> next_place(record& sequence, const block_key& key,
                                                 std::span<const token_id> part) noexcept;
@@ -510,6 +538,7 @@ class hybrid_allocator {
   void shorten(std::uint32_t slot, std::uint64_t tokens) noexcept;
   template <detail::loss Why = detail::loss::dropped>
   void drop_contents(block_id block) noexcept;
+  [[nodiscard]] std::uint64_t commit_written(std::uint32_t slot, std::uint64_t written) noexcept;
   void commit_chunks(std::uint32_t slot, std::uint64_t written) noexcept;
   void cache_block(std::uint32_t slot, std::size_t group, const place& at, std::uint64_t end) noexcept;
   /// Whether a hit of `length` tokens includes block number `block` of `group`.
@@ -531,6 +560,8 @@ class hybrid_allocator {
   result<void> close_up(std::uint32_t slot, token_range range) noexcept;
 
   std::array<layer_group, max_layer_groups> groups_{};
+  std::array<divider, max_layer_groups> per_block_{};          // by each group's `block_tokens`
+  std::array<std::uint64_t, max_layer_groups> sink_blocks_{};  // of each group
   std::size_t group_count_;
   pool_type pool_;
   std::uint32_t chunk_tokens_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/divider.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/eviction/lru.hpp>
@@ -241,6 +242,7 @@ class super_page_pool {
   struct group_record {
     std::uint64_t block_bytes = 0;
     std::uint64_t page_blocks = 0;
+    divider per_page{};  // by `page_blocks`
     std::uint64_t pages = 0;
     std::uint64_t active = 0;
     std::uint64_t idle = 0;
@@ -249,11 +251,24 @@ class super_page_pool {
     std::uint64_t mixed = 0;   // the same for pages with active and idle ones
     std::uint64_t wanted = 0;  // blocks that the allocation in progress has not handed out yet
   };
-  struct places {  // the lists that a page is in; -1: none
-    std::int32_t open = -1;
-    std::int32_t emptiable = -1;
-    std::int32_t mixed = -1;
+  /// The lists that a page is in; -1: none. One word, because three would be returned through memory, written
+  /// apart and read together, for which a processor waits longer than for the rest of a change.
+  class places {
+   public:
+    [[nodiscard]] std::int32_t open() const noexcept { return at(0); }
+    [[nodiscard]] std::int32_t emptiable() const noexcept { return at(16); }
+    [[nodiscard]] std::int32_t mixed() const noexcept { return at(32); }
+    void set_open(std::uint64_t list) noexcept { lists_ |= list + 1; }
+    void set_emptiable(std::uint64_t list) noexcept { lists_ |= (list + 1) << 16U; }
+    void set_mixed(std::uint64_t list) noexcept { lists_ |= (list + 1) << 32U; }
     friend constexpr bool operator==(const places&, const places&) = default;
+
+   private:
+    static_assert(max_layer_groups * fill_levels < 0xFFFF);
+    [[nodiscard]] std::int32_t at(std::uint32_t bit) const noexcept {
+      return static_cast<std::int32_t>(lists_ >> bit & 0xFFFFU) - 1;
+    }
+    std::uint64_t lists_ = 0;  // the number of each list plus one, in 16 bits
   };
 
   class auditor;
@@ -271,7 +286,7 @@ class super_page_pool {
     return block_id{static_cast<std::uint32_t>(page << layout_.shift | index)};
   }
   [[nodiscard]] block_id block_of(slot_id slot, const group_record& group) const noexcept {
-    return block_at(to_index(slot) / group.page_blocks, to_index(slot) % group.page_blocks);
+    return block_at(group.per_page.quotient(to_index(slot)), group.per_page.remainder(to_index(slot)));
   }
   [[nodiscard]] bool is_older(std::uint32_t a, std::uint32_t b) const noexcept {
     return clock_ - a > clock_ - b;

@@ -44,17 +44,17 @@ class ghost_table {
 
   /// Returns the queue that holds `content`.
   [[nodiscard]] std::optional<std::size_t> find(name content) const noexcept {
-    const std::optional<slot_id> ghost = ghost_of(content);
-    if (!ghost) return std::nullopt;
-    return queue_of_[to_index(*ghost)];
+    const slot_id ghost = ghost_of(content);
+    if (ghost == no_slot) return std::nullopt;
+    return queue_of_[to_index(ghost)];
   }
 
   /// Forgets `content`, if it is remembered; returns the queue that held it.
   std::optional<std::size_t> take(name content) noexcept {
-    const std::optional<slot_id> ghost = ghost_of(content);
-    if (!ghost) return std::nullopt;
-    const std::size_t queue = queue_of_[to_index(*ghost)];
-    forget(*ghost);
+    const slot_id ghost = ghost_of(content);
+    if (ghost == no_slot) return std::nullopt;
+    const std::size_t queue = queue_of_[to_index(ghost)];
+    forget(ghost);
     return queue;
   }
 
@@ -64,7 +64,7 @@ class ghost_table {
     if (content == name{}) return;
     for (std::size_t i = 0; i < lists && order_.size(unused) == 0; ++i)
       pop((queue + i) % lists);
-    const slot_id ghost = *order_.front(unused);
+    const slot_id ghost = order_.first(unused);
     order_.remove(unused, ghost);
     order_.push_back(queue, ghost);
     contents_[to_index(ghost)] = content;
@@ -77,7 +77,7 @@ class ghost_table {
 
   /// Forgets the oldest ghost of `queue`, if any.
   void pop(std::size_t queue) noexcept {
-    if (const auto oldest = order_.front(queue)) forget(*oldest);
+    if (const slot_id oldest = order_.first(queue); oldest != no_slot) forget(oldest);
   }
 
   [[nodiscard]] std::uint64_t size(std::size_t queue) const noexcept { return order_.size(queue); }
@@ -102,8 +102,8 @@ class ghost_table {
     return line + 1 == lines_.size() ? 0 : line + 1;
   }
 
-  [[nodiscard]] std::optional<slot_id> ghost_of(name content) const noexcept {
-    if (content == name{}) return std::nullopt;
+  [[nodiscard]] slot_id ghost_of(name content) const noexcept {
+    if (content == name{}) return no_slot;
     const std::uint8_t tag = tag_of(content);
     std::size_t i = home(content);
     // Ghosts may have overflowed from every line of a small table: then the search ends where it began.
@@ -114,7 +114,7 @@ class ghost_table {
       }
       if (lines_[i].passed_by() == 0) break;
     }
-    return std::nullopt;
+    return no_slot;
   }
 
   void forget(slot_id ghost) noexcept {

@@ -94,10 +94,18 @@ class place_sets {
 
   /// Returns the slot of `set` with the oldest place.
   [[nodiscard]] std::optional<slot_id> first(std::size_t set) const noexcept {
+    const slot_id slot = oldest(set);
+    if (slot == no_slot) return std::nullopt;
+    return slot;
+  }
+
+  /// `first`, with `no_slot` for an empty set: for callers that choose between sets. An optional slot is
+  /// stored in parts and then loaded whole, which stalls.
+  [[nodiscard]] slot_id oldest(std::size_t set) const noexcept {
     std::uint64_t at = 0;
     for (std::size_t level = levels_.count; level-- > 0;) {
       const std::uint64_t word = words_[(levels_.begins[level] + at) * columns + set];
-      if (word == 0) return std::nullopt;  // possible only in the top word
+      if (word == 0) return no_slot;  // possible only in the top word
       at = at * 64 + static_cast<std::uint64_t>(std::countr_zero(word));
     }
     return slot_id{slots_[at]};

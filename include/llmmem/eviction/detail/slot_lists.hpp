@@ -47,18 +47,24 @@ class slot_lists {
   /// @pre `slot` is in `list`.
   void remove(std::size_t list, slot_id slot) noexcept {
     const std::uint32_t i = to_index(slot);
-    const node was = nodes_[i];
+    // Reads the two separately: the removal of a neighbour has often just written one of them, and a load of
+    // both would wait until that store has left the processor's buffer.
+    const std::uint32_t previous = nodes_[i].previous;
+    const std::uint32_t next = nodes_[i].next;
     ends& from = ends_[list];
-    (was.previous == none ? from.first : nodes_[was.previous].next) = was.next;
-    (was.next == none ? from.last : nodes_[was.next].previous) = was.previous;
+    (previous == none ? from.first : nodes_[previous].next) = next;
+    (next == none ? from.last : nodes_[next].previous) = previous;
     nodes_[i] = {i, i};
     --from.size;
   }
 
+  /// Returns the first slot of `list`, or `no_slot`: for callers that choose between lists. An optional slot
+  /// is stored in parts and then loaded whole, which stalls.
+  [[nodiscard]] slot_id first(std::size_t list) const noexcept { return slot_id{ends_[list].first}; }
   [[nodiscard]] std::optional<slot_id> front(std::size_t list) const noexcept {
-    const std::uint32_t first = ends_[list].first;
-    if (first == none) return std::nullopt;
-    return slot_id{first};
+    const slot_id slot = first(list);
+    if (slot == no_slot) return std::nullopt;
+    return slot;
   }
 
   [[nodiscard]] std::uint64_t size(std::size_t list) const noexcept { return ends_[list].size; }

@@ -136,10 +136,9 @@ std::uint64_t block_pool<Eviction, FreeList, History>::evict_while(More&& more, 
   for (std::size_t size = 1; size != 0;) {
     size = 0;
     for (bool ends = false; !ends && size < group.size() && idle_count_ != 0 && more(done);) {
-      const auto victim = eviction_.victim();
-      if (!victim) break;
-      const block_id block{to_index(*victim)};
-      detail::evict(eviction_, *victim);
+      const slot_id victim = detail::evict_victim(eviction_);
+      if (victim == no_slot) break;
+      const block_id block{to_index(victim)};
       block_record& record = records_[to_index(block)];
       record.give_up(paging::transition::evicted);
       history_.note(block, paging::transition::evicted);

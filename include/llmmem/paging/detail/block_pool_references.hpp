@@ -62,20 +62,24 @@ result<void> block_pool<Eviction, FreeList, History>::share_all(std::span<const 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <class Name>
 result<void> block_pool<Eviction, FreeList, History>::release_all(std::span<const Name> names) noexcept {
+  unpinned idle;
   for (std::size_t i = names.size(); i > 0; --i) {
-    if (const auto done = check(names[i - 1]); !done) [[unlikely]] {
+    if (!is_active(names[i - 1])) [[unlikely]] {
+      const auto done = check(names[i - 1]);
+      idle.pass_to(eviction_);
       // Undone in reverse order, so that the free stack unwinds exactly.
       for (; i < names.size(); ++i)
         undo_drop(id_of(names[i]));
       return done;
     }
-    drop_reference(id_of(names[i - 1]));
+    drop_reference(id_of(names[i - 1]), idle);
   }
+  idle.pass_to(eviction_);
   return {};
 }
 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
-void block_pool<Eviction, FreeList, History>::add_reference(block_id block) noexcept {
+inline void block_pool<Eviction, FreeList, History>::add_reference(block_id block) noexcept {
   block_record& record = records_[to_index(block)];
   history_.note(block, record.is_idle() ? paging::transition::revived : paging::transition::shared);
   if (record.is_idle()) {
@@ -88,7 +92,7 @@ void block_pool<Eviction, FreeList, History>::add_reference(block_id block) noex
 }
 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
-void block_pool<Eviction, FreeList, History>::drop_reference(block_id block) noexcept {
+inline void block_pool<Eviction, FreeList, History>::drop_reference(block_id block, unpinned& idle) noexcept {
   block_record& record = records_[to_index(block)];
   if (!record.drop_reference()) {
     history_.note(block, paging::transition::released);
@@ -97,7 +101,7 @@ void block_pool<Eviction, FreeList, History>::drop_reference(block_id block) noe
   history_.note(block, record.is_cached() ? paging::transition::idled : paging::transition::freed);
   if (record.is_cached()) {
     record.note(paging::transition::idled);
-    eviction_.unpin(slot_id{to_index(block)});
+    idle.add(eviction_, slot_id{to_index(block)});
     ++idle_count_;
   } else {
     record.note(paging::transition::freed);
@@ -123,7 +127,8 @@ void block_pool<Eviction, FreeList, History>::undo_drop(block_id block) noexcept
 }
 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
-void block_pool<Eviction, FreeList, History>::mark_cached(block_id block, const access_hint& hint) noexcept {
+inline void block_pool<Eviction, FreeList, History>::mark_cached(block_id block,
+                                                                 const access_hint& hint) noexcept {
   records_[to_index(block)].keep();
   history_.note(block, paging::transition::cached);
   eviction_.insert(slot_id{to_index(block)}, hint);

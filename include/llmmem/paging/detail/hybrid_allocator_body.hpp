@@ -127,6 +127,8 @@ hybrid_allocator<Traits>::hybrid_allocator(const hybrid_options& options, Make&&
       observer_(std::move(observer)) {
   static_assert(eviction_factory<Make, eviction_type>, "make(slots, source) must return a Traits::eviction");
   for (std::size_t g = 0; g < group_count_; ++g) {
+    per_block_[g] = divider(groups_[g].block_tokens);
+    sink_blocks_[g] = groups_[g].sink_blocks();
     row_first_[g] = row_entries_;
     row_entries_ += groups_[g].blocks_for(max_sequence_tokens_) + 1;
   }
@@ -150,7 +152,7 @@ result<sequence_id> hybrid_allocator<Traits>::create(const prefix_context& conte
   if (hints.keep.priority > retention::max_priority)
     return refusal(errc::bad_priority, 0, hints.keep.priority, retention::max_priority);
   const std::uint32_t slot = records_.acquire(
-      record{.at = chain_.root(context, epoch_), .context = context, .hints = hints, .epoch = epoch_});
+      record{.epoch = epoch_, .at = chain_.root(context, epoch_), .context = context, .hints = hints});
   if (slot == detail::no_index) return refusal(errc::out_of_sequences, 0, 1, records_.live());
   if constexpr (retains<eviction_type>) retained_[slot].count = 0;
   return records_.handle(slot);
@@ -203,7 +205,7 @@ template <class Traits>
 std::span<const block_id> hybrid_allocator<Traits>::table(sequence_id sequence,
                                                           std::size_t group) const noexcept {
   if (!check(sequence)) return {};
-  return {row(sequence.slot, group), groups_[group].blocks_for(records_[sequence.slot].tokens)};
+  return {row(sequence.slot, group), blocks_for(group, records_[sequence.slot].tokens)};
 }
 
 template <class Traits>

@@ -24,7 +24,7 @@ typename hybrid_allocator<Traits>::hit hybrid_allocator<Traits>::longest_hit(
     if (!next) break;
     at = *next;
     for (std::size_t g = 0; g < group_count_; ++g) {
-      if (end % groups_[g].block_tokens == 0) scan.add(g, chain_.cached(at.node, g) != null_block);
+      if (ends_block(g, end)) scan.add(g, chain_.cached(at.node, g) != null_block);
     }
     if (scan.has_hit(end)) best = {.tokens = end, .at = at};
   }
@@ -46,6 +46,7 @@ result<match_result> hybrid_allocator<Traits>::match(sequence_id sequence,
   taker.at = found.at;
   taker.committed = found.tokens / chunk_tokens_;
   taker.tokens = found.tokens;
+  taker.full_at = 0;
   std::memcpy(tokens_.data() + sequence.slot * max_sequence_tokens_, tokens.data(),
               found.tokens * sizeof(token_id));
   counters_.tokens += found.tokens;
@@ -67,8 +68,8 @@ void hybrid_allocator<Traits>::visit_hit(const hit& found, Visit&& visit) const 
   block_id node = found.at.node;
   for (std::uint64_t end = found.tokens; end > first_token; end -= chunk_tokens_) {
     for (std::size_t g = 0; g < group_count_; ++g) {
-      const std::uint64_t blocks = end / groups_[g].block_tokens;
-      if (end % groups_[g].block_tokens == 0 && hit_has(g, found.tokens, blocks - 1))
+      const std::uint64_t blocks = whole_blocks(g, end);
+      if (ends_block(g, end) && hit_has(g, found.tokens, blocks - 1))
         visit(g, blocks - 1, chain_.cached(node, g));
     }
     node = chain_.parent(node);
@@ -80,6 +81,7 @@ void hybrid_allocator<Traits>::visit_hit(const hit& found, Visit&& visit) const 
 template <class Traits>
 result<std::uint64_t> hybrid_allocator<Traits>::take(std::uint32_t slot, const hit& found) noexcept {
   record& taker = records_[slot];
+  taker.frees_at = 0;
   for (std::size_t g = 0; g < group_count_; ++g) {
     const block_range needed = groups_[g].hit_blocks(found.tokens);
     taker.dead[g] = static_cast<std::uint32_t>(needed.first);
@@ -175,17 +177,25 @@ std::optional<typename hybrid_allocator<Traits>::place> hybrid_allocator<Traits>
 template <class Traits>
 result<std::uint64_t> hybrid_allocator<Traits>::commit(sequence_id sequence, std::uint64_t written) noexcept {
   if (const auto alive = check(sequence); !alive) return alive.error();
-  const record& writer = records_[sequence.slot];
-  if (written > writer.tokens) return refusal(errc::past_the_end, sequence.slot, written, writer.tokens);
+  const std::uint64_t held = records_[sequence.slot].tokens;
+  if (written > held) return refusal(errc::past_the_end, sequence.slot, written, held);
+  return commit_written(sequence.slot, written);
+}
+
+/// `commit` of a sequence that has at least `written` tokens.
+template <class Traits>
+std::uint64_t hybrid_allocator<Traits>::commit_written(std::uint32_t slot, std::uint64_t written) noexcept {
+  const record& writer = records_[slot];
   std::uint64_t registered = 0;
   if (writer.epoch == epoch_) {
     const std::uint64_t before = counters_.registrations;
-    commit_again(sequence.slot);
+    if (writer.borrows) commit_again(slot);
     const std::uint64_t end = cacheable(writer);
-    commit_chunks(sequence.slot, written < end ? written : end);
+    const std::uint64_t sound = written < end ? written : end;
+    if (sound >= (writer.committed + 1) * chunk_tokens_) commit_chunks(slot, sound);
     registered = counters_.registrations - before;
   }
-  release_dead(sequence.slot, written);
+  release_dead(slot, written);
   return registered;
 }
 
@@ -223,7 +233,7 @@ bool hybrid_allocator<Traits>::is_snapshot(std::uint32_t slot, std::size_t group
   if (block >= last || entries[last - 1] == null_block) return true;
   const std::uint32_t first = sequence.left[group];
   if (entries[first - 1] != null_block && block + 1 < first) return true;
-  return block + 1 == groups_[group].blocks_for(sequence.tokens);
+  return block + 1 == blocks_for(group, sequence.tokens);
 }
 
 /// Caches the block of `group` that ends after `end` tokens, at `at`, if that block exists, the sequence
@@ -231,9 +241,9 @@ bool hybrid_allocator<Traits>::is_snapshot(std::uint32_t slot, std::size_t group
 template <class Traits>
 void hybrid_allocator<Traits>::cache_block(std::uint32_t slot, std::size_t group, const place& at,
                                            std::uint64_t end) noexcept {
-  const std::uint32_t tokens = groups_[group].block_tokens;
-  if (end % tokens != 0) return;
-  const std::uint64_t i = end / tokens - 1;
+  const std::uint64_t blocks = whole_blocks(group, end);
+  if (blocks * per_block_[group].by() != end) return;
+  const std::uint64_t i = blocks - 1;
   const block_id block = row(slot, group)[i];
   if (!is_snapshot(slot, group, i) || pool_.is_retiring(block)) return;
   // A fork gave other values to tokens that it shares with this sequence (`name_tokens`), and was first.

@@ -78,10 +78,14 @@ void hybrid_allocator<Traits>::shorten(std::uint32_t slot, std::uint64_t tokens)
   record& sequence = records_[slot];
   counters_.tokens -= sequence.tokens - tokens;
   sequence.tokens = tokens;
+  note_full(sequence);
   for (std::size_t g = 0; g < group_count_; ++g) {
     // Smaller only if the next token reads nothing of the group.
-    const std::uint64_t entries = groups_[g].blocks_for(tokens);
-    if (sequence.dead[g] > entries) sequence.dead[g] = static_cast<std::uint32_t>(entries);
+    const std::uint64_t entries = blocks_for(g, tokens);
+    if (sequence.dead[g] > entries) {
+      sequence.dead[g] = static_cast<std::uint32_t>(entries);
+      sequence.frees_at = 0;
+    }
     if (sequence.left_last[g] > entries) sequence.left_last[g] = static_cast<std::uint32_t>(entries);
     if (sequence.left[g] > entries) sequence.left[g] = sequence.left_last[g] = 0;
   }

@@ -116,8 +116,8 @@ result<void> hybrid_allocator<Traits>::give_back(std::uint32_t slot, std::uint64
     blocks += parts[part].size();
   };
   for (std::size_t g = 0; g < group_count_; ++g) {
-    const std::uint64_t kept = groups_[g].blocks_for(keep);
-    const std::uint64_t end = groups_[g].blocks_for(sequence.tokens);
+    const std::uint64_t kept = blocks_for(g, keep);
+    const std::uint64_t end = blocks_for(g, sequence.tokens);
     const std::uint64_t dead = dead_to(sequence, g);
     add(2 * g, g, kept, end < dead_from(g) ? end : dead_from(g));
     add(2 * g + 1, g, kept > dead ? kept : dead, end);
@@ -126,35 +126,39 @@ result<void> hybrid_allocator<Traits>::give_back(std::uint32_t slot, std::uint64
   return let_go(slot, std::span(parts).first(2 * group_count_));
 }
 
-/// Releases blocks that no token after the first `length` reads; keeps the blocks for which the queue has no
-/// space now.
+/// `release_dead` where some group may have blocks to release.
 template <class Traits>
-void hybrid_allocator<Traits>::release_dead(std::uint32_t slot, std::uint64_t length) noexcept {
+void hybrid_allocator<Traits>::release_more(std::uint32_t slot, std::uint64_t length) noexcept {
   record& sequence = records_[slot];
   if (length > sequence.hold) length = sequence.hold;
-  std::size_t g = 0;
-  while (g < group_count_ && groups_[g].dead_blocks(length) <= dead_to(sequence, g))
-    ++g;
-  if (g == group_count_) return;  // the usual case
   std::array<table_part, max_layer_groups> parts{};
   std::size_t blocks = 0;
-  for (; g < group_count_; ++g) {
-    const std::uint64_t end = groups_[g].dead_blocks(length);
+  bool releases = false;
+  for (std::size_t g = 0; g < group_count_; ++g) {
+    const std::uint64_t end = whole_blocks(g, groups_[g].skipped_tokens(length));
     const std::uint64_t first = dead_to(sequence, g);
     if (end <= first) continue;
+    releases = true;
     parts[g] = table_part(row(slot, g) + first, static_cast<std::size_t>(end - first));
     for (const block_id block : parts[g])
       blocks += block != null_block ? 1U : 0U;
   }
-  if (!let_go(slot, std::span(parts).first(group_count_))) return;
-  for (g = 0; g < group_count_; ++g) {
-    if (parts[g].empty()) continue;
-    const std::uint64_t first = dead_to(sequence, g);
-    for (std::size_t i = 0; i < parts[g].size(); ++i)
-      row(slot, g)[first + i] = null_block;
-    sequence.dead[g] = static_cast<std::uint32_t>(first + parts[g].size());
+  if (releases) {
+    if (!let_go(slot, std::span(parts).first(group_count_))) return;
+    for (std::size_t g = 0; g < group_count_; ++g) {
+      if (parts[g].empty()) continue;
+      const std::uint64_t first = dead_to(sequence, g);
+      for (std::size_t i = 0; i < parts[g].size(); ++i)
+        row(slot, g)[first + i] = null_block;
+      sequence.dead[g] = static_cast<std::uint32_t>(first + parts[g].size());
+    }
+    counters_.released_early += blocks;
   }
-  counters_.released_early += blocks;
+  sequence.frees_at = ~std::uint64_t{0};
+  for (std::size_t g = 0; g < group_count_; ++g) {
+    const std::uint64_t next = detail::length_with_dead_blocks(groups_[g], dead_to(sequence, g) + 1);
+    if (next < sequence.frees_at) sequence.frees_at = next;
+  }
 }
 
 }  // namespace v0

@@ -24,13 +24,20 @@ typename hybrid_allocator<Traits>::need hybrid_allocator<Traits>::needed_for(
   if (count == 0) return {};
   const layer_group& of = groups_[group];
   const std::uint64_t tokens = records_[slot].tokens;
-  need out{.more = of.places_to_append(tokens, count), .skips = of.skips_blocks()};
-  if (tokens % of.block_tokens == 0) {
+  if (grows_inside(records_[slot], count)) {
+    const block_id last = row(slot, group)[whole_blocks(group, tokens)];
+    return {.copies = pool_.record(last).references() > 1};
+  }
+  const std::uint64_t whole = whole_blocks(group, tokens);
+  const bool is_whole = whole * of.block_tokens == tokens;
+  const std::uint64_t held = whole + (is_whole ? 0 : 1);
+  need out{.more = blocks_for(group, tokens + count) - held, .skips = of.skips_blocks()};
+  if (is_whole) {
     out.carries = of.kind == layer_kind::state_snapshots && tokens != 0;
   } else if (out.skips && out.more != 0) {
     out.carries = out.leaves = true;
   } else {
-    const block_id last = row(slot, group)[of.blocks_for(tokens) - 1];
+    const block_id last = row(slot, group)[whole];
     out.copies = pool_.record(last).references() > 1;
   }
   return out;
@@ -108,6 +115,11 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::ui
   record& grown = records_[slot];
   hybrid_append out{.first = grown.tokens};
   if (count == 0) return out;
+  if (grows_inside(grown, count) && grows_in_place(slot)) {
+    grown.tokens += count;
+    counters_.tokens += count;
+    return out;
+  }
   std::array<need, max_layer_groups> needs{};
   std::array<group_blocks, max_layer_groups> wanted{};
   std::uint64_t sources = 0;
@@ -116,17 +128,17 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::ui
     // A copy's block follows the new ones; a step that skips blocks allocates only the last.
     const std::uint64_t skipped = needs[g].skips && needs[g].more > 1 ? needs[g].more - 1 : 0;
     wanted[g] = group_blocks{
-        g,
-        std::span<block_id>(row(slot, g) + groups_[g].blocks_for(grown.tokens) + skipped, needs[g].blocks())};
+        g, std::span<block_id>(row(slot, g) + blocks_for(g, grown.tokens) + skipped, needs[g].blocks())};
     out.new_blocks += needs[g].blocks();
     sources += needs[g].copies ? 1U : 0U;
     if (!rest.empty()) rest[g] -= needs[g].blocks();
   }
-  if (out.new_blocks == 0) {  // most steps of a decode: nothing to allocate or copy
+  if (out.new_blocks == 0) {
     for (std::size_t g = 0; g < group_count_; ++g)
       drop_overwritten(slot, g);
     grown.tokens += count;
     counters_.tokens += count;
+    note_full(grown);
     return out;
   }
   const bool queues = sources != 0 && is_read(grown);
@@ -141,14 +153,14 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::ui
   for (std::size_t g = 0; g < group_count_; ++g) {
     if (!needs[g].skips) continue;
     for (std::uint64_t i = 0; i + 1 < needs[g].more; ++i)
-      row(slot, g)[groups_[g].blocks_for(grown.tokens) + i] = null_block;
+      row(slot, g)[blocks_for(g, grown.tokens) + i] = null_block;
   }
   std::size_t copies = first_copy;
   for (std::size_t g = 0; g < group_count_; ++g) {
     const layer_group& of = groups_[g];
-    const std::uint64_t entries = of.blocks_for(grown.tokens);
-    const auto used = static_cast<std::uint32_t>(
-        of.kind == layer_kind::state_snapshots ? of.block_tokens : grown.tokens % of.block_tokens);
+    const std::uint64_t entries = blocks_for(g, grown.tokens);
+    const std::uint32_t used =
+        of.kind == layer_kind::state_snapshots ? of.block_tokens : per_block_[g].remainder(grown.tokens);
     if (needs[g].copies) {
       block_id& last = row(slot, g)[entries - 1];
       const block_id copy = row(slot, g)[entries + needs[g].more];
@@ -175,18 +187,44 @@ result<hybrid_append> hybrid_allocator<Traits>::grow(std::uint32_t slot, std::ui
   if (!given.empty()) static_cast<void>(let_go(slot, std::span(&given, 1)));  // cannot fail: space checked
   grown.tokens += count;
   counters_.tokens += count;
+  note_full(grown);
   out.copies = std::span<const group_copy>(copies_.data() + first_copy, copies - first_copy);
   return out;
+}
+
+/// Records the length up to which a sequence grows without a new block.
+template <class Traits>
+void hybrid_allocator<Traits>::note_full(record& sequence) noexcept {
+  sequence.full_at = ~std::uint64_t{0};
+  for (std::size_t g = 0; g < group_count_; ++g) {
+    const std::uint64_t full = blocks_for(g, sequence.tokens) * per_block_[g].by();
+    if (full < sequence.full_at) sequence.full_at = full;
+  }
+}
+
+/// Whether a sequence alone holds the last block of each group; drops cached contents of these blocks, which
+/// it is about to overwrite. Most steps of a decode do no more. @pre `grows_inside`.
+template <class Traits>
+bool hybrid_allocator<Traits>::grows_in_place(std::uint32_t slot) noexcept {
+  const std::uint64_t tokens = records_[slot].tokens;
+  bool drops = false;
+  for (std::size_t g = 0; g < group_count_; ++g) {
+    const block_record& last = pool_.record(row(slot, g)[whole_blocks(g, tokens)]);
+    if (last.references() != 1) return false;
+    drops = drops || last.is_cached();
+  }
+  for (std::size_t g = 0; drops && g < group_count_; ++g)
+    drop_overwritten(slot, g);
+  return true;
 }
 
 /// Drops cached contents that a sequence is about to overwrite: it was cut into them, and no other sequence
 /// shares them.
 template <class Traits>
 void hybrid_allocator<Traits>::drop_overwritten(std::uint32_t slot, std::size_t group) noexcept {
-  const layer_group& of = groups_[group];
   const std::uint64_t tokens = records_[slot].tokens;
-  const std::uint64_t whole = tokens / of.block_tokens;
-  if (whole * of.block_tokens == tokens) return;
+  const std::uint64_t whole = whole_blocks(group, tokens);
+  if (whole * per_block_[group].by() == tokens) return;
   const block_id last = row(slot, group)[whole];
   if (pool_.record(last).is_cached()) drop_contents(last);
 }
@@ -282,7 +320,7 @@ detail::hybrid_batch_need hybrid_allocator<Traits>::count_batch(
     std::span<const hybrid_growth> batch) noexcept {
   detail::hybrid_batch_need needed{};
   const auto last = [this](std::uint32_t slot, std::size_t g) noexcept {
-    return row(slot, g)[groups_[g].blocks_for(records_[slot].tokens) - 1];
+    return row(slot, g)[blocks_for(g, records_[slot].tokens) - 1];
   };
   for (const hybrid_growth& each : batch) {
     const std::uint32_t slot = each.sequence.slot;

@@ -327,6 +327,7 @@ result<void> hybrid_allocator<Traits>::close_up(std::uint32_t slot, token_range 
   }
   counters_.tokens -= gone;
   sequence.tokens = rest;
+  sequence.full_at = sequence.frees_at = 0;
   limit(sequence, range.first);
   sequence.has_gap = true;
   if (sequence.unnamed > range.first && sequence.unnamed != ~std::uint64_t{0})

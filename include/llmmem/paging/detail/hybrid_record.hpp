@@ -17,9 +17,24 @@ namespace detail {
 /// @tparam Place  a position in the prefix chain.
 template <class Place, class Fence>
 struct hybrid_record {
+  // A step of decode reads this line and the next, and no other.
   std::uint64_t tokens = 0;
-  std::uint64_t committed = 0;  // leading chunks in the chain
-  Place at{};                   // the position after these chunks
+  std::uint64_t full_at = 0;   // growth to at most this length begins no block of any group; 0: not known
+  std::uint64_t frees_at = 0;  // at any smaller length no group has more dead blocks than `dead`
+  std::uint64_t hold = ~std::uint64_t{0};   // blocks that tokens from here on read are kept
+  std::uint64_t batch = 0;                  // the last `append_batch` that named this sequence
+  std::uint32_t copies = 0;                 // groups whose last block `count_batch` released
+  bool has_gap = false;                     // tokens were removed before position `sound`
+  bool borrows = false;                     // equal blocks of other sequences are cached in place of its own
+  std::uint64_t committed = 0;              // leading chunks in the chain
+  std::uint64_t epoch = 0;                  // the allocator's epoch when the sequence began to hold tokens
+  std::uint64_t sound = ~std::uint64_t{0};  // tokens from here on do not match their prefix, so they are not
+                                            // cached
+  std::uint64_t limit = ~std::uint64_t{0};  // tokens from here on are not written yet, so they are not cached
+  std::uint64_t unnamed =
+      ~std::uint64_t{0};     // tokens from here on have no values yet, so they are not cached
+  std::uint64_t losses = 0;  // dropped contents at the last check for lost blocks
+  Place at{};                // the position after the committed chunks
   prefix_context context{};
   request_hints hints{};
   /// Leading null entries of each table, except sinks.
@@ -28,20 +43,29 @@ struct hybrid_record {
   /// from inside the block; 0: none.
   std::array<std::uint32_t, max_layer_groups> left{};
   std::array<std::uint32_t, max_layer_groups> left_last{};
-  std::uint64_t epoch = 0;                  // the allocator's epoch when the sequence began to hold tokens
-  std::uint64_t sound = ~std::uint64_t{0};  // tokens from here on do not match their prefix, so they are not
-                                            // cached
-  std::uint64_t limit = ~std::uint64_t{0};  // tokens from here on are not written yet, so they are not cached
-  std::uint64_t unnamed =
-      ~std::uint64_t{0};                   // tokens from here on have no values yet, so they are not cached
-  std::uint64_t hold = ~std::uint64_t{0};  // blocks that tokens from here on read are kept
-  std::uint64_t losses = 0;                // dropped contents at the last check for lost blocks
-  bool has_gap = false;                    // tokens were removed before position `sound`
-  bool borrows = false;                    // equal blocks of other sequences are cached in place of its own
-  std::uint32_t copies = 0;                // groups whose last block `count_batch` released
-  std::uint64_t batch = 0;                 // the last `append_batch` that named this sequence
-  Fence after{};                           // released blocks wait for this fence
+  Fence after{};  // released blocks wait for this fence
 };
+
+/// Returns the smallest length at which `group` has at least `blocks` dead blocks, or the largest number if
+/// it never has. @pre blocks is not 0
+[[nodiscard]] constexpr std::uint64_t length_with_dead_blocks(const layer_group& group,
+                                                              std::uint64_t blocks) noexcept {
+  constexpr std::uint64_t never = ~std::uint64_t{0};
+  const std::uint64_t skipped = blocks * group.block_tokens;
+  switch (group.kind) {
+    case layer_kind::sliding_window:
+      return group.reach - 1 > never - skipped ? never : skipped + group.reach - 1;
+    case layer_kind::chunked_local: {
+      const std::uint64_t chunks = (skipped - 1) / group.reach + 1;
+      return chunks > never / group.reach ? never : chunks * group.reach;
+    }
+    case layer_kind::state_snapshots:
+      return skipped + 1;
+    case layer_kind::full_attention:
+      break;
+  }
+  return never;
+}
 
 /// The blocks that a growth takes from one group.
 struct hybrid_need {

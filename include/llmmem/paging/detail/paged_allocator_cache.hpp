@@ -141,7 +141,11 @@ bool paged_allocator<Traits>::take(std::uint32_t slot, block_id found, const acc
   if (!pool_.share(found)) return false;
   const block_id parent = sequence.blocks == 0 ? null_block : row(slot)[sequence.blocks - 1];
   if constexpr (sharing_observer<observer_type>) observer_.on_shared(found, index_.key(found));
-  pool_.touch(found, placed(hint, sequence, found, parent, sequence.blocks, chain));
+  if (pool_.reads_hints()) {
+    pool_.touch(found, placed(hint, sequence, found, parent, sequence.blocks, chain));
+  } else {
+    pool_.touch(found, detail::no_hint);
+  }
   row(slot)[sequence.blocks++] = found;
   sequence.committed = sequence.blocks;
   return true;
@@ -233,7 +237,10 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::u
     }
   }
   if (pool_.is_retiring(block)) return {};
-  const access_hint hint = placed({}, sequence, block, parent, sequence.committed, sequence.blocks);
+  std::optional<access_hint> built;
+  if (asks_admission || pool_.reads_hints())
+    built = placed({}, sequence, block, parent, sequence.committed, sequence.blocks);
+  const access_hint& hint = built ? *built : detail::no_hint;
   if (!admits(sequence, hint, block_tokens_)) return {};
   if (existing) {
     // The same key names other contents, or a child of a dropped parent, which no match can find.
@@ -295,8 +302,12 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
           ++counters_.unchained;
           break;
         }
-        pool_.touch(*existing,
-                    placed(hint_of(contents, i), writer, *existing, parent, i, contents.keys.size()));
+        if (pool_.reads_hints()) {
+          pool_.touch(*existing,
+                      placed(hint_of(contents, i), writer, *existing, parent, i, contents.keys.size()));
+        } else {
+          pool_.touch(*existing, detail::no_hint);
+        }
         if (*existing != block) {
           ++counters_.duplicates;
           writer.borrowed = i + 1;
@@ -310,8 +321,12 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
     }
     if (pool_.is_retiring(block)) break;
     if (!index_.contains(block) || index_.tokens(block) < part) {
-      access_hint hint = hint_at(i).first;
-      if (parent != null_block) hint.parent = slot_id{to_index(parent)};
+      std::optional<access_hint> built;
+      if (asks_admission || pool_.reads_hints()) {
+        built = hint_at(i).first;
+        if (parent != null_block) built->parent = slot_id{to_index(parent)};
+      }
+      const access_hint& hint = built ? *built : detail::no_hint;
       if (!admits(writer, hint, part)) break;
       // The key of the present contents replaces the key of fewer tokens.
       if (index_.contains(block)) drop_contents(block);
@@ -370,8 +385,8 @@ void paged_allocator<Traits>::commit_again(std::uint32_t slot) noexcept {
 }
 
 template <class Traits>
-void paged_allocator<Traits>::register_block(const record& owner, stored_block& stored, block_id parent,
-                                             const access_hint& hint) noexcept {
+inline void paged_allocator<Traits>::register_block(const record& owner, stored_block& stored,
+                                                    block_id parent, const access_hint& hint) noexcept {
   const block_id block = stored.block;
   index_.insert(block, stored.tokens);
   pool_.mark_cached(block, hint);

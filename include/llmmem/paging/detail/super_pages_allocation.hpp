@@ -20,7 +20,8 @@ bool super_page_pool<Eviction>::shortage(std::span<const std::uint64_t> wanted,
   for (std::size_t g = 0; g < wanted.size(); ++g) {
     const group_record& group = groups_[g];
     const std::uint64_t beyond = wanted[g] > group.spare ? wanted[g] - group.spare : 0;
-    const std::uint64_t pages = beyond / group.page_blocks + (beyond % group.page_blocks != 0 ? 1 : 0);
+    const std::uint64_t pages =
+        beyond == 0 ? 0 : beyond / group.page_blocks + (beyond % group.page_blocks != 0 ? 1 : 0);
     out[g] = {.wanted = wanted[g], .available = group.spare + left * group.page_blocks, .pages = pages};
     enough = enough && out[g].missing() == 0;
     left -= pages < left ? pages : left;
@@ -36,7 +37,7 @@ bool super_page_pool<Eviction>::may_open(std::size_t group) const noexcept {
   for (std::size_t g = 0; g < group_count_; ++g) {
     const group_record& each = groups_[g];
     const std::uint64_t spare = each.spare + (g == group ? each.page_blocks : 0);
-    if (each.wanted > spare) pages += (each.wanted - spare + each.page_blocks - 1) / each.page_blocks;
+    if (each.wanted > spare) pages += each.per_page.quotient(each.wanted - spare + each.page_blocks - 1);
   }
   return pages <= open_pages() - 1;
 }

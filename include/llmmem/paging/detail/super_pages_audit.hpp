@@ -79,7 +79,8 @@ class super_page_pool<Eviction>::auditor {
     if (lists_idle) audit_free_list(page, has);
     if (page > pool_->last_page_) ++retiring_;
     const places at = pool_->places_of(page);
-    in_lists_[page] = (at.open >= 0 ? 1U : 0U) + (at.emptiable >= 0 ? 1U : 0U) + (at.mixed >= 0 ? 1U : 0U);
+    in_lists_[page] =
+        (at.open() >= 0 ? 1U : 0U) + (at.emptiable() >= 0 ? 1U : 0U) + (at.mixed() >= 0 ? 1U : 0U);
     group_record& group = counted_[record.group];
     ++group.pages;
     group.active += record.active;
@@ -184,7 +185,7 @@ class super_page_pool<Eviction>::auditor {
     std::uint64_t emptiable = 0;
     for (std::size_t i = 0; i < idle_levels; ++i) {
       const auto which = static_cast<std::int32_t>(i);
-      emptiable += walk(pool_->emptiable_, i, [&](const places& at) { return at.emptiable == which; });
+      emptiable += walk(pool_->emptiable_, i, [&](const places& at) { return at.emptiable() == which; });
     }
     if (emptiable != pool_->emptiable_count_) {
       blame(std::to_string(emptiable) + " pages can be emptied, the count says " +
@@ -205,9 +206,9 @@ class super_page_pool<Eviction>::auditor {
       const std::size_t at = group * fill_levels + level;
       const auto which = static_cast<std::int32_t>(at);
       const std::uint64_t open =
-          walk(pool_->open_, at, [&](const places& of_page) { return of_page.open == which; });
+          walk(pool_->open_, at, [&](const places& of_page) { return of_page.open() == which; });
       const std::uint64_t mixed =
-          walk(pool_->mixed_, at, [&](const places& of_page) { return of_page.mixed == which; });
+          walk(pool_->mixed_, at, [&](const places& of_page) { return of_page.mixed() == which; });
       if ((open != 0) != ((of.open >> level & 1U) != 0) || (mixed != 0) != ((of.mixed >> level & 1U) != 0)) {
         blame("group " + std::to_string(group) + " has " + std::to_string(open) + " open and " +
               std::to_string(mixed) + " mixed pages of fill level " + std::to_string(level) +

@@ -94,6 +94,7 @@ super_page_pool<Eviction>::super_page_pool(const super_page_options& options, Ma
   for (std::size_t g = 0; g < group_count_; ++g) {
     groups_[g].block_bytes = options.block_bytes[g];
     groups_[g].page_blocks = layout_.page_bytes / options.block_bytes[g];
+    groups_[g].per_page = divider(static_cast<std::uint32_t>(groups_[g].page_blocks));
     evictions_by_group_[g].emplace(
         make(slot_count{pages_.size() * groups_[g].page_blocks}, options.metadata));
   }

@@ -14,13 +14,15 @@ typename super_page_pool<Eviction>::places super_page_pool<Eviction>::places_of(
   places at;
   if (page.group == no_group || of > last_page_) return at;
   const std::uint64_t blocks = groups_[page.group].page_blocks;
-  const std::uint64_t level = page.active == 0 ? 0 : 1 + (page.active - 1U) * (fill_levels - 1) / blocks;
-  const auto of_group = static_cast<std::int32_t>(page.group * fill_levels + level);
-  if (std::uint64_t{page.active} + page.idle < blocks) at.open = of_group;
+  const divider& per_page = groups_[page.group].per_page;
+  const std::uint64_t level =
+      page.active == 0 ? 0 : 1 + per_page.quotient((page.active - 1U) * (fill_levels - 1));
+  const std::uint64_t of_group = page.group * fill_levels + level;
+  if (std::uint64_t{page.active} + page.idle < blocks) at.set_open(of_group);
   if (page.active == 0 && page.idle != 0) {
-    at.emptiable = static_cast<std::int32_t>((page.idle * idle_levels - 1) / blocks);
+    at.set_emptiable(per_page.quotient(page.idle * idle_levels - 1));
   }
-  if (page.active != 0 && page.idle != 0) at.mixed = of_group;
+  if (page.active != 0 && page.idle != 0) at.set_mixed(of_group);
   return at;
 }
 
@@ -44,10 +46,10 @@ void super_page_pool<Eviction>::list(std::uint32_t page, const places& to) noexc
     lists.push_back(static_cast<std::size_t>(which), page);
     levels |= std::uint64_t{1} << (static_cast<std::size_t>(which) % fill_levels);
   };
-  put(open_, to.open, group.open);
-  put(mixed_, to.mixed, group.mixed);
-  if (to.emptiable >= 0) {
-    emptiable_.push_back(static_cast<std::size_t>(to.emptiable), page);
+  put(open_, to.open(), group.open);
+  put(mixed_, to.mixed(), group.mixed);
+  if (to.emptiable() >= 0) {
+    emptiable_.push_back(static_cast<std::size_t>(to.emptiable()), page);
     ++emptiable_count_;
   }
 }
@@ -61,10 +63,10 @@ void super_page_pool<Eviction>::unlist(std::uint32_t page, const places& from) n
     lists.remove(list, page);
     if (lists.empty(list)) levels &= ~(std::uint64_t{1} << (list % fill_levels));
   };
-  drop(open_, from.open, group.open);
-  drop(mixed_, from.mixed, group.mixed);
-  if (from.emptiable >= 0) {
-    emptiable_.remove(static_cast<std::size_t>(from.emptiable), page);
+  drop(open_, from.open(), group.open);
+  drop(mixed_, from.mixed(), group.mixed);
+  if (from.emptiable() >= 0) {
+    emptiable_.remove(static_cast<std::size_t>(from.emptiable()), page);
     --emptiable_count_;
   }
 }
