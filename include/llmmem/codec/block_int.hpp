@@ -27,21 +27,21 @@ inline namespace v0 {
 /// With amax the largest size in a group and qmax = 2^(Bits-1) - 1, which is 127, 7 or 1:
 ///
 ///     steps    = |x| / amax * qmax, to the nearest 2^-(24-Bits)
-///     code     = sign(x) * the whole number below or above; above for (steps - below) of all random bits,
-///     exactly restored = code * (amax / qmax), rounded once to a float
+///     code     = sign(x) * the whole number below or above, the latter for exactly
+///                (steps - below) of all random bits
+///     restored = code * (amax / qmax), rounded once to a float
 ///
 /// - **Error**: less than a step, amax / qmax. The expected value is within 2^-(25-Bits) steps, less than
 ///   2^-23 amax, of x; zeros and the largest elements are exact.
-/// - **Random bits** are a function of the position (`encode_position`), the group and the element, so the
-/// bits
-///   do not depend on threads, repetitions, or the cut of a chunk into parts of whole groups. Encoded again,
-///   at any position, restored values have the same form (scales of f32, amax at least 2^-126).
+/// - **Random bits** are a function of the position (`encode_position`), the group and the element. So the
+///   form does not depend on threads, repetitions, or the cut of a chunk into parts of whole groups.
+///   Encoded again, at any position, restored values have the same form (scales of f32, amax at least
+///   2^-126).
 /// - **A NaN or an infinity** makes its group NaNs, all of it, and no other: a broken value does not become a
 ///   plausible one. **A group of zeros** is restored as zeros; signs of zeros are lost. **Subnormal** scales
-///   are scales like others: the error is less than a step and 2^-150. **The last group** may be shorter.
-/// - **A scale of bf16** is amax rounded up, by at most 2^-7 of it, so that no code saturates; above the
-/// largest
-///   bf16, (2 - 2^-7) x 2^127, values are restored as this.
+///   are scales like others, with an error of less than a step and 2^-150. **The last group** may be shorter.
+/// - **A scale of bf16** is amax rounded up, by at most 2^-7 of it, so that no code saturates. Values above
+///   the largest bf16, (2 - 2^-7) x 2^127, are restored as this.
 ///
 /// The encoded form, group by group, without a header: the scale, 4 or 2 bytes, little-endian, then the
 /// codes, two's complement, the first in the lowest bits of the first byte. Forms of parts of whole groups,
