@@ -5,6 +5,7 @@
 // Counters: ratio, how many times smaller; gb_per_s, of the chunk.
 
 #include <llmmem/codec/bf16_cast.hpp>
+#include <llmmem/codec/block_int.hpp>
 #include <llmmem/codec/byte_plane.hpp>
 
 #include <benchmark/benchmark.h>
@@ -182,6 +183,9 @@ void rows_of(const data_set& data) {
   for (const data_set& data : {weights_f32, mean_f32, variance_f32}) {
     rows_of<dtype::f32>(data);
     rows<of_codec<bf16_cast>>("llmmem_bf16_cast", data);
+    rows<of_codec<block_int<8>>>("llmmem_block_int8", data);
+    rows<of_codec<block_int<4>>>("llmmem_block_int4", data);
+    rows<of_codec<block_int<2>>>("llmmem_block_int2", data);
   }
   return true;
 }();

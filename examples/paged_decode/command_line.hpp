@@ -66,6 +66,10 @@ inline void check_latents(const model_config& shape, const std::vector<std::stri
     throw usage_error(example::given("--rotary", fmt::to_string(shape.rotary_dim)) +
                       ": must be a multiple of 8");
   for (const std::string& each : given) {
+    if (each == "--keep-tokens" || each == "--sinks" || each == "--recent")
+      throw usage_error(each +
+                        " is measured on a trained model, and train_gpt trains none with latents: not for "
+                        "--model mla; leave it out");
     if (each == "--tiers" || each == "--split" || each == "--weights" || each == "--kv-heads" ||
         each == "--hnd")
       throw usage_error(each + " is not for --model mla, whose cache has one head of records; leave it out");
@@ -90,14 +94,41 @@ inline void check_shape(const model_config& shape, bool with_int8) {
                     : fmt::format("must be a multiple of {}", unit));
 }
 
+/// How many tokens to keep, for each budget of a list.
+/// @param list  `16,32`.
+[[nodiscard]] inline std::vector<llmmem::token_budget> budgets_of(const std::string& list,
+                                                                  const std::optional<std::string>& sinks,
+                                                                  const std::optional<std::string>& recent) {
+  constexpr std::uint64_t most = std::uint64_t{1} << 20U;
+  std::vector<llmmem::token_budget> out;
+  for (std::size_t at = 0; at <= list.size();) {
+    const std::size_t end = std::min(list.find(',', at), list.size());
+    const auto budget =
+        static_cast<std::uint32_t>(example::usage_count("--keep-tokens", list.substr(at, end - at), 2, most));
+    llmmem::token_budget each{.budget = budget, .sinks = std::min(4U, budget / 4), .recent = budget / 2};
+    if (sinks) each.sinks = static_cast<std::uint32_t>(example::usage_count("--sinks", *sinks, 0, most));
+    if (recent) each.recent = static_cast<std::uint32_t>(example::usage_count("--recent", *recent, 1, most));
+    if (std::uint64_t{each.sinks} + each.recent > budget) {
+      throw usage_error(
+          fmt::format("--keep-tokens {}: {} sinks and {} recent tokens are more; lower --sinks or "
+                      "--recent",
+                      budget, each.sinks, each.recent));
+    }
+    out.push_back(each);
+    at = end + 1;
+  }
+  return out;
+}
+
 /// A trained model determines its shape, and a text its tokens, so options about either would have no effect.
 /// @param given  the names of all given options.
 [[nodiscard]] inline perplexity_plan quality_of(const std::optional<std::string>& weights,
                                                 const std::optional<std::string>& text,
                                                 const std::optional<std::string>& tokens,
                                                 const std::vector<std::string>& given) {
-  constexpr std::array<std::string_view, 7> fitting{"--weights", "--text",    "--tokens", "--block-tokens",
-                                                    "--hnd",     "--permute", "--json"};
+  constexpr std::array<std::string_view, 10> fitting{"--weights", "--text",    "--tokens", "--block-tokens",
+                                                     "--hnd",     "--permute", "--json",   "--keep-tokens",
+                                                     "--sinks",   "--recent"};
   if (!weights) throw usage_error("--text and --tokens are about a trained model; give --weights DIR");
   if (!text) throw usage_error("--weights needs a text to tell perplexity on; give --text FILE");
   for (const std::string& each : given) {
@@ -127,7 +158,7 @@ inline void check_shape(const model_config& shape, bool with_int8) {
   bool without_errors = false;
   bool is_hnd = false;
   std::optional<std::string> form, seed, permutation, tiers, split, tier_folder, device_blocks, weights, text,
-      text_tokens, model_name;
+      text_tokens, model_name, budgets, sinks, recent;
   std::uint32_t latents = 128;
   conversation_plan talks;
   struct number {
@@ -206,6 +237,18 @@ inline void check_shape(const model_config& shape, bool with_int8) {
                  fmt::format("with --weights: of the text, from its beginning (default: {})",
                              perplexity_plan{}.most_tokens))
       ->type_name("N");
+  app.add_option(
+         "--keep-tokens", budgets,
+         "with --weights: also measure caches that keep this many tokens of each window (several: 16,32): "
+         "sinks, recent ones, and those with the largest sums of attention weights")
+      ->type_name("N,...");
+  app.add_option(
+         "--sinks", sinks,
+         "with --keep-tokens: first tokens, always kept (default: 4, at most a quarter of the budget)")
+      ->type_name("N");
+  app.add_option("--recent", recent,
+                 "with --keep-tokens: last tokens, always kept (default: half of the budget)")
+      ->type_name("N");
   app.add_flag("--json", asked.json, "JSON on standard output");
   const auto given_options = [&] {
     std::vector<std::string> names;
@@ -242,8 +285,16 @@ inline void check_shape(const model_config& shape, bool with_int8) {
     if (each == "--latents" || each == "--rotary" || each == "--value-dim")
       throw usage_error(each + " is about a model with latents; give --model mla");
   }
+  if ((sinks || recent) && !budgets)
+    throw usage_error("--sinks and --recent are about tokens to keep; give --keep-tokens N");
+  if (budgets && !weights) {
+    throw usage_error(
+        "--keep-tokens measures what dropped tokens cost a trained model; give --weights DIR and --text "
+        "FILE");
+  }
   if (weights || text || text_tokens) {
     asked.quality = detail::quality_of(weights, text, text_tokens, given_options());
+    if (budgets) asked.quality->budgets = detail::budgets_of(*budgets, sinks, recent);
     return {asked, std::nullopt};
   }
   if (tiers && split)

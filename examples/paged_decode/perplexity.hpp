@@ -23,6 +23,7 @@
 #include "paged_decode/closing_cache.hpp"
 #include "paged_decode/decoder.hpp"
 #include "paged_decode/host_place.hpp"
+#include "paged_decode/keeping_cache.hpp"
 #include "paged_decode/paged_cache.hpp"
 #include "paged_decode/stored_form.hpp"
 #include "paged_decode/trained_model.hpp"
@@ -32,10 +33,11 @@ namespace paged_decode {
 
 /// The measurement to make.
 struct perplexity_plan {
-  std::string weights{};             ///< a folder of train_gpt's checkpoints
-  std::string text{};                ///< a file
-  std::uint64_t most_tokens = 8192;  ///< of the text, from its beginning
-  std::uint32_t windows = 32;        ///< windows that are decoded at once
+  std::string weights{};                        ///< a folder of train_gpt's checkpoints
+  std::string text{};                           ///< a file
+  std::uint64_t most_tokens = 8192;             ///< of the text, from its beginning
+  std::uint32_t windows = 32;                   ///< windows that are decoded at once
+  std::vector<llmmem::token_budget> budgets{};  ///< also measured, with each form that attention reads
 };
 
 /// The result of one form.
@@ -46,6 +48,8 @@ struct form_quality {
   double divergence = 0;              ///< mean over tokens of KL(floats || form), in nats
   double divergence_999 = 0;          ///< the divergence that 99.9% of all tokens are below
   std::uint64_t changed = 0;          ///< tokens whose likeliest successor differs from that with floats
+  llmmem::token_budget budget{};      ///< of tokens to keep; 0: all
+  std::uint64_t most_held = 0;        ///< tokens of a window in the cache at once, with a budget
 };
 
 struct perplexity_finding {
@@ -53,6 +57,7 @@ struct perplexity_finding {
   std::uint64_t predicted = 0;        ///< tokens
   std::vector<form_quality> forms{};  ///< f32, the reference, first
   std::vector<kv_form> left_out{};    ///< forms whose groups do not fit the model's heads
+  std::vector<form_quality> kept{};   ///< with each budget and form of `all_forms`
 };
 
 /// ln of each token's probability.
@@ -88,6 +93,7 @@ struct form_run {
   form_quality found{};
   std::unique_ptr<paged_cache<host_place>> cache{};
   std::unique_ptr<closing_cache> closing{};  // used instead for a form with closed blocks
+  std::unique_ptr<keeping_cache> keeping{};  // used instead with a budget
   double surprise = 0;                       // sum of -ln p
   std::vector<double> divergences{};
 };
@@ -135,9 +141,9 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
 /// predicted once.
 /// @throws llmmem::argument_error  for a text of fewer than 2 tokens, and heads that attention cannot read;
 ///   `llmmem::error` for a model whose logits are not finite.
-[[nodiscard]] inline perplexity_finding measure_perplexity(const trained_model& of, const std::string& name,
-                                                           std::span<const std::uint8_t> text,
-                                                           const paged_config& how, std::uint32_t at_once) {
+[[nodiscard]] inline perplexity_finding measure_perplexity(
+    const trained_model& of, const std::string& name, std::span<const std::uint8_t> text,
+    const paged_config& how, std::uint32_t at_once, std::span<const llmmem::token_budget> budgets = {}) {
   if (text.size() < 2) {
     throw llmmem::argument_error(fmt::format(
         "{}: it has {}, and perplexity needs 2: one to begin with, and one to predict; give a longer --text, "
@@ -186,6 +192,15 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
     runs.push_back({.found = {.form = form}, .closing = std::make_unique<closing_cache>(of.config(), cache)});
     runs.back().found.bytes_per_token = runs.back().closing->bytes_per_token();
   }
+  for (const llmmem::token_budget& budget : budgets) {
+    for (const kv_form form : all_forms) {
+      if (is_grouped(form) && of.config().head_dim % int8_group != 0) continue;
+      cache.form = form;
+      runs.push_back({.found = {.form = form, .budget = budget},
+                      .keeping = std::make_unique<keeping_cache>(of.config(), cache, budget)});
+      runs.back().found.bytes_per_token = runs.back().keeping->bytes_per_token();
+    }
+  }
   std::vector<std::vector<double>> right;  // [window x context + position] of floats
   for (std::size_t first = 0; first < windows.size(); first += at_once) {
     const auto some =
@@ -210,7 +225,7 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
         std::vector<double> logs = log_probabilities(logits);
         surprises[window] -= logs[some[window][position + 1]];
         std::vector<double>& exact = right[window * context + position];
-        if (run.found.form == kv_form::f32) {
+        if (run.found.form == kv_form::f32 && !run.keeping) {
           exact = std::move(logs);
           return;
         }
@@ -221,7 +236,9 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
         divergences[window] += divergence;
         run.found.changed += detail::likeliest_of(exact) == detail::likeliest_of(logs) ? 0U : 1U;
       };
-      if (run.closing) {
+      if (run.keeping) {
+        detail::decode_windows(of, *run.keeping, some, told);
+      } else if (run.closing) {
         detail::decode_windows(of, *run.closing, some, told);
       } else {
         detail::decode_windows(of, *run.cache, some, told);
@@ -241,7 +258,8 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
       std::ranges::nth_element(run.divergences, run.divergences.begin() + static_cast<std::ptrdiff_t>(at));
       run.found.divergence_999 = run.divergences[at];
     }
-    out.forms.push_back(run.found);
+    if (run.keeping) run.found.most_held = run.keeping->most_held();
+    (run.keeping ? out.kept : out.forms).push_back(run.found);
   }
   return out;
 }
@@ -259,9 +277,19 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
   std::string left_out;
   for (const kv_form each : found.left_out)
     left_out += fmt::format(R"({}"{}")", left_out.empty() ? "" : ", ", name_of(each));
-  return fmt::format(R"({{"forms": [{}], "left_out": [{}], "tokens": {}}})"
+  std::string kept;
+  for (const form_quality& each : found.kept) {
+    kept +=
+        fmt::format(R"({}{{"budget": {}, "sinks": {}, "recent": {}, "form": "{}", "most_held": {}, )"
+                    R"("bytes": {}, "perplexity": {}, "kl_mean": {:.4g}, "kl_999": {:.4g}, "changed": {}}})",
+                    kept.empty() ? "" : ", ", each.budget.budget, each.budget.sinks, each.budget.recent,
+                    name_of(each.form), each.most_held, each.most_held * each.bytes_per_token,
+                    std::isfinite(each.perplexity) ? fmt::format("{:.6f}", each.perplexity) : "null",
+                    each.divergence, each.divergence_999, each.changed);
+  }
+  return fmt::format(R"({{"forms": [{}], "left_out": [{}], "kept": [{}], "tokens": {}}})"
                      "\n",
-                     forms, left_out, found.predicted);
+                     forms, left_out, kept, found.predicted);
 }
 
 [[nodiscard]] inline std::string to_report(const perplexity_plan& plan, const perplexity_finding& found) {
@@ -283,6 +311,17 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
   for (const kv_form each : found.left_out) {
     text += fmt::format("  {:<15}  left out: heads have {} elements, and its groups a multiple of {}\n",
                         name_of(each), shape.head_width(), int8_group);
+  }
+  if (found.kept.empty()) return text;
+  text +=
+      "  keeping  sinks  recent  form             most bytes of a window  perplexity  KL to f32, mean  "
+      "likeliest is "
+      "another\n";
+  for (const form_quality& each : found.kept) {
+    text += fmt::format("  {:>7}  {:>5}  {:>6}  {:<15}  {:>22}  {:>10.4f}  {:>15.2e}  {:>20}\n",
+                        each.budget.budget, each.budget.sinks, each.budget.recent, name_of(each.form),
+                        example::grouped(each.most_held * each.bytes_per_token), each.perplexity,
+                        each.divergence, example::grouped(each.changed));
   }
   return text;
 }

@@ -136,6 +136,8 @@ class any_activations {
   using value_type = T;
 
   virtual ~any_activations() = default;
+  virtual void begin_step(std::uint64_t step) = 0;
+  virtual void end_step(std::uint64_t step) = 0;
   [[nodiscard]] virtual std::span<T> save(layer_id layer) = 0;
   virtual void keep(layer_id layer) noexcept = 0;
   [[nodiscard]] virtual std::span<const T> fetch(layer_id layer, const rebuild_activations<T>& rebuild) = 0;
@@ -149,6 +151,13 @@ class erased_activations final : public any_activations<typename Store::value_ty
   using value_type = typename Store::value_type;
 
   explicit erased_activations(Store& store) noexcept : store_(&store) {}
+
+  void begin_step(std::uint64_t step) override {
+    if constexpr (follows_steps<Store>) store_->begin_step(step);
+  }
+  void end_step(std::uint64_t step) override {
+    if constexpr (follows_steps<Store>) store_->end_step(step);
+  }
 
   [[nodiscard]] std::span<value_type> save(layer_id layer) override { return store_->save(layer); }
   void keep(layer_id layer) noexcept override { store_->keep(layer); }

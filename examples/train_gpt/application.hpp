@@ -22,6 +22,7 @@
 
 #include "common/program.hpp"
 #include "common/text.hpp"
+#include "train_gpt/activation_codec.hpp"
 #include "train_gpt/any_stores.hpp"
 #include "train_gpt/chunk_store.hpp"
 #include "train_gpt/command_line.hpp"
@@ -136,13 +137,13 @@ namespace detail {
     erased_activations kept(activations);
     return train_with(asked, asked.shape, team, host, held, kept, text, memory, alone, notes);
   };
-  if (asked.recompute.kind == recompute_kind::none) {
+  if (asked.recompute.kind == recompute_kind::none && asked.activation_bits == 0) {
     host_activations<float, space> activations(host, asked.shape);
     return train(activations);
   }
   llmmem::memory_chunks<space> chunks(host);
   erased_chunks<llmmem::memory_chunks<space>> store(chunks);
-  recorded_activations<float> activations(store, run.records.forms);
+  recorded_activations<float> activations(store, run.records.forms, activation_codec(asked.activation_bits));
   return train(activations);
 }
 
@@ -154,7 +155,8 @@ namespace detail {
   }
   worker_team team(asked.threads);
   if (asked.memory == memory_kind::plain) return train_in_plain_memory(asked, run, budget, team, text, notes);
-  if (asked.recompute.kind == recompute_kind::none) return train_in_tiers(asked, team, text, notes);
+  if (asked.recompute.kind == recompute_kind::none && asked.activation_bits == 0)
+    return train_in_tiers(asked, team, text, notes);
   return train_in_tiers(asked, run.records, run.of_rank(0), team, text, notes);
 }
 

@@ -83,9 +83,11 @@ struct run_checkpointer_traits : llmmem::checkpointer_traits {
   const gpt_shape& shape = asked.shape;
   // Nor is it named that nothing is clipped.
   const std::string clip = asked.guard.clip_norm ? fmt::format(" clip-norm {}", *asked.guard.clip_norm) : "";
-  return fmt::format("layers {} width {} heads {} context {} batch {} seed {} text {:08x}{}{}", shape.blocks,
-                     shape.width, shape.heads, shape.context, shape.batch, asked.seed, text.checksum(),
-                     optimizer_name(shape.optimizer), clip);
+  const std::string bits =
+      asked.activation_bits != 0 ? fmt::format(" activation-bits {}", asked.activation_bits) : "";
+  return fmt::format("layers {} width {} heads {} context {} batch {} seed {} text {:08x}{}{}{}",
+                     shape.blocks, shape.width, shape.heads, shape.context, shape.batch, asked.seed,
+                     text.checksum(), optimizer_name(shape.optimizer), clip, bits);
 }
 
 /// Saves a run during training, and resumes a saved one. Each of several ranks saves its share of every

@@ -17,6 +17,7 @@
 #include <variant>
 #include <vector>
 
+#include "train_gpt/activation_codec.hpp"
 #include "train_gpt/run.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/stores.hpp"
@@ -236,15 +237,19 @@ class chunk_state {
   std::vector<piece> pieces_;
 };
 
-/// Activations: each layer keeps its form, and recomputes the rest.
+/// Activations: each layer keeps its form, encoded where the form says so, and recomputes the rest.
 template <std::floating_point T>
 class recorded_activations {
  public:
   using value_type = T;
 
   /// @param forms  of layers 1 and up; the first kept run of a partial form is the layer's input.
-  recorded_activations(chunk_store& chunks, std::vector<llmmem::record_form> forms)
-      : records_(chunks, std::move(forms)) {}
+  recorded_activations(chunk_store& chunks, std::vector<llmmem::record_form> forms,
+                       activation_codec codec = activation_codec())
+      : records_(chunks, std::move(forms), codec) {}
+
+  void begin_step(std::uint64_t step) noexcept { records_.set_version(step); }
+  void end_step(std::uint64_t) noexcept {}
 
   [[nodiscard]] std::span<T> save(layer_id layer) {
     throw_what_failed();
@@ -280,7 +285,7 @@ class recorded_activations {
     if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
   }
 
-  llmmem::kept_records<chunk_store> records_;
+  llmmem::kept_records<chunk_store, activation_codec> records_;
   std::exception_ptr failed_{};
 };
 

@@ -100,6 +100,7 @@ struct command_line {
   checkpoint_options checkpoints;
   parallel_options parallel;
   recompute_options recompute;
+  std::uint32_t activation_bits = 0;  ///< of activations between their passes; 0: floats
   guard_options guard;
 };
 
@@ -189,6 +190,12 @@ class training_options {
            "(selective), all from each block's input (full), or the cheapest within this many bytes at "
            "once, of each rank; the figures do not depend on it")
         ->type_name("none|selective|full|budget:BYTES");
+    app.add_option(
+           "--activation-bits", activation_bits_,
+           "keep the activations of blocks between their passes as integers of so many bits, rounded "
+           "without bias; changes the figures, in the same way for any --memory, --threads and --parallel "
+           "(default: floats)")
+        ->type_name("8|4|2");
     app.add_option("--clip-norm", clip_norm_,
                    "scale each step's gradients down to this norm, of all of them; the figures do not depend "
                    "on --parallel")
@@ -407,6 +414,18 @@ class training_options {
           fmt::format("--recompute: '{}' is unknown; there are none, selective, full and budget:BYTES",
                       example::printable(recompute_, 64)));
     }
+    if (activation_bits_.empty()) return;
+    if (activation_bits_ != "8" && activation_bits_ != "4" && activation_bits_ != "2") {
+      throw example::usage_error(fmt::format("--activation-bits: '{}' is unknown; there are 8, 4 and 2",
+                                             example::printable(activation_bits_, 64)));
+    }
+    if (all.recompute.kind != recompute_kind::none) {
+      throw example::usage_error(
+          "--recompute promises the figures of the run without it, and --activation-bits would have it "
+          "compute "
+          "from rounded activations; leave one of the two out");
+    }
+    all.activation_bits = static_cast<std::uint32_t>(activation_bits_.front() - '0');
   }
 
   void read_guard(command_line& all) const {
@@ -472,6 +491,7 @@ class training_options {
   std::optional<std::string> clip_norm_{};
   std::optional<std::string> loss_scale_{};
   std::string recompute_;
+  std::string activation_bits_;
   std::map<std::string, std::optional<std::string>> numbers_;
 };
 

@@ -44,7 +44,7 @@ struct planned_run {
   const std::size_t ranks = std::max<std::size_t>(asked.parallel.ranks, 1);
   run.shape = shape_of_rank(asked.shape, ranks);
   run.threads = std::max<std::size_t>(asked.threads / ranks, 1);
-  run.records = plan_records(run.shape, asked.recompute);
+  run.records = plan_records(run.shape, asked.recompute, asked.activation_bits);
   run.plan = {.ranks = static_cast<std::uint32_t>(ranks),
               .zero = asked.parallel.stage,
               .gather_ahead = asked.parallel.gather_ahead,

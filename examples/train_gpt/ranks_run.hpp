@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "train_gpt/activation_codec.hpp"
 #include "train_gpt/any_stores.hpp"
 #include "train_gpt/chunk_store.hpp"
 #include "train_gpt/command_line.hpp"
@@ -51,7 +52,8 @@ template <class Layers, llmmem::transport Ranks>
                                       Layers& layers, chunk_store& records_in, worker_team& team,
                                       llmmem::host_space& kept, llmmem::host_space& workspace,
                                       const run_tiers* tiers, const corpus& text, std::FILE* notes) {
-  recorded_activations<float> recorded(records_in, run.records.forms);
+  recorded_activations<float> recorded(records_in, run.records.forms,
+                                       activation_codec(asked.activation_bits, to_index(ranks.rank())));
   erased_state state(layers);
   erased_activations activations(recorded);
   rank_voice_of voice(ranks);

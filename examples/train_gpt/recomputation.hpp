@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "train_gpt/activation_codec.hpp"
 #include "train_gpt/command_line.hpp"
 #include "train_gpt/shape.hpp"
 
@@ -53,14 +54,44 @@ namespace detail {
   return made;
 }
 
+/// The form of a block's record with all of it kept, encoded but for the statistics of norms: the backward
+/// pass multiplies by these, and they are few.
+[[nodiscard]] inline llmmem::record_form encoded_form(const gpt_shape& shape, layer_id layer,
+                                                      std::uint32_t bits) {
+  const layer_layout layout = activation_layout(shape, layer);
+  const activation_codec codec(bits);
+  llmmem::record_form form{.bytes = layout.elements * sizeof(float), .kept = {}};
+  std::uint64_t begin = 0;
+  const auto keep_until = [&](std::uint64_t end) {
+    if (end > begin) form.kept.push_back({begin, end - begin, codec.worst_case_bytes(end - begin)});
+    begin = end;
+  };
+  for (const block_activation each :
+       {block_activation::norm1_statistics, block_activation::norm2_statistics}) {
+    const tensor_place& exact = layout.tensors[static_cast<std::size_t>(each)];
+    const std::uint64_t bytes = exact.rows * exact.columns * sizeof(float);
+    keep_until(exact.offset * sizeof(float));
+    form.kept.push_back({begin, bytes});
+    begin += bytes;
+  }
+  keep_until(form.bytes);
+  return form;
+}
+
 }  // namespace detail
 
+/// @param bits  of the kept activations of blocks; 0: floats. @pre without recomputation, if not 0
 /// @throws llmmem::argument_error  for a budget that no choice meets, with the smallest possible one.
-[[nodiscard]] inline planned_records plan_records(const gpt_shape& shape, const recompute_options& asked) {
+[[nodiscard]] inline planned_records plan_records(const gpt_shape& shape, const recompute_options& asked,
+                                                  std::uint32_t bits = 0) {
   planned_records all;
   std::vector<std::vector<llmmem::record_form>> forms;
   for (std::size_t i = 1; i < shape.layers(); ++i) {
     auto [choices, of_layer] = detail::ways_of(shape, shape.layer(i));
+    if (bits != 0 && shape.layer(i) != shape.head()) {
+      of_layer = {detail::encoded_form(shape, shape.layer(i), bits)};
+      choices.ways = {{of_layer.front().kept_bytes(), 0}};
+    }
     all.choices.push_back(std::move(choices));
     forms.push_back(std::move(of_layer));
   }

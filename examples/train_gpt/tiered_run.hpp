@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "train_gpt/activation_codec.hpp"
 #include "train_gpt/any_stores.hpp"
 #include "train_gpt/chunk_store.hpp"
 #include "train_gpt/command_line.hpp"
@@ -218,7 +219,7 @@ template <class Buffer>
                   notes);
 }
 
-/// A part of the activations is recomputed.
+/// A part of the activations is recomputed, or they are encoded.
 [[nodiscard]] inline run_result train_in_tiers(const command_line& asked, const planned_records& records,
                                                const llmmem::training_prediction& predicted,
                                                worker_team& team, const corpus& text, std::FILE* notes) {
@@ -226,7 +227,8 @@ template <class Buffer>
   tier_spaces spaces(asked.tiers, predicted.tiers.back().bytes);
   const auto tiers = open_tiers(spaces, asked.tiers.schedule, predicted.largest_lease_bytes);
   chunk_state<float> state(tiers->chunks(), asked.shape);
-  recorded_activations<float> activations(tiers->chunks(), records.forms);
+  recorded_activations<float> activations(tiers->chunks(), records.forms,
+                                          activation_codec(asked.activation_bits));
   const progress_beside_computing beside(team, tiers->chunks());
   erased_state held(state);
   erased_activations kept(activations);

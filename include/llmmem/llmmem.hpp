@@ -71,6 +71,7 @@
 #include <llmmem/checkpoint/tiered_load.hpp>
 #include <llmmem/checkpoint/tiered_view.hpp>
 #include <llmmem/codec/bf16_cast.hpp>
+#include <llmmem/codec/block_int.hpp>
 #include <llmmem/codec/byte_plane.hpp>
 #include <llmmem/codec/concepts.hpp>
 #include <llmmem/codec/errors.hpp>
@@ -146,6 +147,7 @@
 #include <llmmem/model/model_shape.hpp>
 #include <llmmem/model/optimizer_form.hpp>
 #include <llmmem/model/presets.hpp>
+#include <llmmem/model/random_bits.hpp>
 #include <llmmem/model/safetensors.hpp>
 #include <llmmem/model/safetensors_type.hpp>
 #include <llmmem/model/training_state.hpp>

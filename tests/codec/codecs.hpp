@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/codec/bf16_cast.hpp>
+#include <llmmem/codec/block_int.hpp>
 #include <llmmem/codec/byte_plane.hpp>
 #include <llmmem/codec/huffman_plane.hpp>
 #include <llmmem/codec/identity.hpp>
@@ -40,7 +41,7 @@ namespace llmmem_tests {
 /// For TEST_CASE_TEMPLATE.
 #define LLMMEM_TESTS_CODECS                                                           \
   llmmem::identity_codec, llmmem::bf16_cast, llmmem::byte_plane<llmmem::dtype::bf16>, \
-      llmmem::byte_plane<llmmem::dtype::f16>,                                         \
+      llmmem::byte_plane<llmmem::dtype::f16>, llmmem::block_int<4>,                   \
       llmmem::byte_plane<llmmem::dtype::f32> LLMMEM_TESTS_ZSTD_CODECS
 
 using byte_string = std::vector<std::byte>;

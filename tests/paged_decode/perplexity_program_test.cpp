@@ -64,7 +64,8 @@ TEST_CASE("the program serves a model of train_gpt, and reports its perplexity i
                                     in + "out", in + "notes");
   REQUIRE(child.wait().status == 0);
 
-  const outcome ran = run({"--weights", in + "weights", "--text", in + "held.txt", "--json"});
+  const outcome ran = run({"--weights", in + "weights", "--text", in + "held.txt", "--keep-tokens", "8,30",
+                           "--recent", "3", "--block-tokens", "4", "--json"});
   CAPTURE(ran.notes);
   REQUIRE(ran.status == exit_status::success);
   const auto found = nlohmann::json::parse(ran.out);
@@ -80,6 +81,33 @@ TEST_CASE("the program serves a model of train_gpt, and reports its perplexity i
     CHECK(each["perplexity"] < 30);  // of 256 bytes: the text was learned
   }
   CHECK(found["forms"][0]["kl_mean"] == 0.0);
+  REQUIRE(found["kept"].size() == 2 * all_forms.size());
+  CHECK(found["kept"][0]["budget"] == 8);
+  CHECK(found["kept"][0]["sinks"] == 2);
+  CHECK(found["kept"][0]["recent"] == 3);
+  CHECK(found["kept"][0]["kl_mean"] > 0.0);
+  CHECK(found["kept"][all_forms.size()]["budget"] == 30);
+  CHECK(found["kept"][all_forms.size()]["kl_mean"] == 0.0);  // windows are of 24 tokens
+  CHECK(found["kept"][0]["bytes"] == (8 + 4) * 2 * 2 * 64 * 4);
+  const auto wrong = [](const std::vector<std::string>& arguments) {
+    const outcome done = run(arguments);
+    CHECK(done.status == exit_status::wrong_usage);
+    return done.notes.substr(0, done.notes.find('\n'));
+  };
+  CHECK(
+      wrong({"--keep-tokens", "8"}) ==
+      "paged_decode: --keep-tokens measures what dropped tokens cost a trained model; give --weights DIR and "
+      "--text FILE");
+  CHECK(wrong({"--sinks", "8"}) ==
+        "paged_decode: --sinks and --recent are about tokens to keep; give --keep-tokens N");
+  CHECK(wrong({"--model", "mla", "--keep-tokens", "8"}) ==
+        "paged_decode: --keep-tokens is measured on a trained model, and train_gpt trains none with latents: "
+        "not "
+        "for --model mla; leave it out");
+  CHECK(wrong({"--weights", "w", "--text", "t", "--keep-tokens", "8", "--sinks", "6"}) ==
+        "paged_decode: --keep-tokens 8: 6 sinks and 4 recent tokens are more; lower --sinks or --recent");
+  CHECK(wrong({"--weights", "w", "--text", "t", "--keep-tokens", "8,"})
+            .starts_with("paged_decode: --keep-tokens \"\": must be a whole number from 2"));
   CHECK(found["forms"][1]["bytes_per_token"] == 2 * 2 * 64 * 2);
 
   const outcome table = run({"--weights", in + "weights", "--text", in + "held.txt", "--tokens", "100"});

@@ -13,8 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "paged_decode/keeping_cache.hpp"
 #include "paged_decode/perplexity.hpp"
 #include "paged_decode/trained_model.hpp"
+#include "support/random.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/tiny_gpt.hpp"
 
@@ -122,10 +124,32 @@ TEST_CASE("perplexity is e to the power of train_gpt's loss, and forms diverge f
   }
   const double loss = of.training.model.loss(of.batch.targets, of.forward());
   const trained_model model(shape, of.weights);
-  const perplexity_finding one = measure_perplexity(model, "text", text, {.block_tokens = 8}, 4);
+  const std::vector<llmmem::token_budget> budgets{{.budget = 40, .sinks = 1, .recent = 4},
+                                                  {.budget = 16, .sinks = 1, .recent = 4},
+                                                  {.budget = 4, .recent = 1}};
+  const perplexity_finding one = measure_perplexity(model, "text", text, {.block_tokens = 8}, 4, budgets);
   CHECK(one.predicted == shape.context);
   REQUIRE(one.forms.size() == all_forms.size() + further_forms.size() + closing_forms.size());
   CHECK(one.forms.front().perplexity == doctest::Approx(std::exp(loss)).epsilon(1e-5));
+
+  // A budget of all tokens changes no bit, and smaller ones cost more, in each form.
+  REQUIRE(one.kept.size() == 3 * all_forms.size());
+  for (std::size_t i = 0; i < all_forms.size(); ++i) {
+    CAPTURE(i);
+    const form_quality& all = one.kept[i];
+    const form_quality& some = one.kept[all_forms.size() + i];
+    const form_quality& few = one.kept[2 * all_forms.size() + i];
+    CHECK(all.form == all_forms[i]);
+    CHECK(all.perplexity == one.forms[i].perplexity);
+    CHECK(all.divergence == one.forms[i].divergence);
+    CHECK(all.bytes_per_token == one.forms[i].bytes_per_token);
+    CHECK(all.divergence < some.divergence);
+    CHECK(some.divergence < few.divergence);
+    CHECK(all.most_held == 40);
+    CHECK(some.most_held == 16 + 8);
+    CHECK(few.most_held == 4 + 8);
+  }
+  CHECK(to_report({}, one).find("keeping  sinks") != std::string::npos);
 
   const std::string more = llmmem_tests::tiny_text(700);
   const std::vector<std::uint8_t> long_text(more.begin(), more.end());
@@ -174,6 +198,77 @@ TEST_CASE("perplexity is e to the power of train_gpt's loss, and forms diverge f
   const perplexity_finding alone = measure_perplexity(model, "text", long_text, {.block_tokens = 8}, 1);
   for (std::size_t i = 0; i < found.forms.size(); ++i)
     CHECK(alone.forms[i].perplexity == found.forms[i].perplexity);
+}
+
+TEST_CASE("a cache that keeps some tokens attends to those with the largest sums of weights, of each head") {
+  constexpr model_config config{.layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 16, .window = 0};
+  constexpr llmmem::token_budget budget{.budget = 9, .sinks = 2, .recent = 3};
+  constexpr std::uint32_t block = 4;
+  struct token {
+    std::vector<float> key, value;
+    double scores[2];  // of the KV head's query heads
+  };
+  std::vector<token> lists[2];
+  llmmem_tests::random_numbers random(3);
+  const auto fill = [&](rows_of_floats& rows, float size) {
+    for (float& each : rows.all())
+      each = size * (static_cast<float>(random.below(2001U)) / 1000 - 1);
+  };
+  keeping_cache cache(config, {.form = kv_form::f32, .blocks = 20, .block_tokens = block, .most_tokens = 64},
+                      budget);
+  const llmmem::token_id any = 1;
+  const keeping_cache::sequence of = cache.create(std::span(&any, 1));
+  for (std::uint64_t step = 0; step < 60; ++step) {
+    const grown<keeping_cache::sequence> one[] = {{of, std::span(&any, 1)}};
+    cache.grow(one);
+    projected in{{1, 64}, {1, 32}, {1, 32}};
+    fill(in.queries, 2);
+    fill(in.keys, 2);
+    fill(in.values, 1);
+    const rows_of_floats out = cache.attend(0, in);
+    for (std::size_t head = 0; head < 2; ++head) {
+      std::vector<token>& list = lists[head];
+      if (list.size() == budget.budget + block) {
+        while (list.size() > budget.budget) {  // the least of the middle; of equals, the last
+          std::size_t least = budget.sinks;
+          const auto score = [&](std::size_t t) { return list[t].scores[0] + list[t].scores[1]; };
+          for (std::size_t t = budget.sinks; t + budget.recent < list.size(); ++t)
+            least = score(t) <= score(least) ? t : least;
+          list.erase(list.begin() + static_cast<std::ptrdiff_t>(least));
+        }
+      }
+      const auto part = [&](const rows_of_floats& rows) {
+        const auto from = rows[0].subspan(head * 16, 16);
+        return std::vector<float>(from.begin(), from.end());
+      };
+      list.push_back({part(in.keys), part(in.values), {}});
+      for (std::size_t query = 0; query < 2; ++query) {
+        const std::size_t first = (head * 2 + query) * 16;
+        std::vector<double> weights;
+        double sum = 0;
+        for (const token& each : list) {
+          double dot = 0;
+          for (std::size_t d = 0; d < 16; ++d)
+            dot += double{in.queries[0][first + d]} * double{each.key[d]};
+          weights.push_back(std::exp(dot / 4));
+          sum += weights.back();
+        }
+        for (std::size_t d = 0; d < 16; ++d) {
+          double right = 0;
+          for (std::size_t t = 0; t < list.size(); ++t)
+            right += weights[t] / sum * double{list[t].value[d]};
+          REQUIRE(double{out[0][first + d]} == doctest::Approx(right).epsilon(1e-4));
+        }
+        for (std::size_t t = 0; t < list.size(); ++t)
+          list[t].scores[query] += weights[t] / sum;
+      }
+    }
+  }
+  CHECK(cache.tokens(of) == 60);
+  CHECK(cache.most_held() == budget.budget + block);
+  CHECK_THROWS_AS(static_cast<void>(cache.fork(of)), llmmem::error);
+  CHECK_THROWS_AS(cache.truncate(of, 3), llmmem::error);
+  cache.release(of);
 }
 
 TEST_CASE("forms whose groups do not fit the heads are left out, and reported") {

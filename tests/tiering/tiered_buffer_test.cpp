@@ -1,4 +1,5 @@
 /// What a tiered buffer promises, one sentence at a time.
+#include <llmmem/codec/block_int.hpp>
 #include <llmmem/codec/byte_plane.hpp>
 #include <llmmem/eviction/fifo.hpp>
 #include <llmmem/eviction/lfu.hpp>
@@ -14,6 +15,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -299,6 +301,41 @@ TEST_CASE("a codec's chunks consist of whole elements, up to the largest chunk")
         "state: 999 bytes is not a multiple of the granularity, 2 bytes");
   CHECK(buffer.create(1002).error().message() == "state: 1002 requested, but the highest allowed is 1000");
   CHECK(buffer.create(1000));
+}
+
+TEST_CASE("a codec that rounds by a counter gets each chunk's slot and last change, and loses only once") {
+  using codec = block_int<4, 32>;
+  host_space space({.budget = 1 << 20});
+  tiered_buffer<host_space, tier<host_space, lru_eviction, write_back, codec>> buffer(
+      {.largest_chunk_bytes = page}, {space, 8192, 64}, {space, 8192, 64});
+  std::array<float, page / 4> values{};
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = 0.01F * static_cast<float>(i + 1);
+  const auto bytes = std::as_bytes(std::span(values));
+  const auto write = [&](chunk_handle chunk) {
+    std::ranges::copy(bytes, buffer.write(chunk).value().span().begin());
+    REQUIRE(buffer.evict(chunk));
+  };
+  std::vector<std::vector<std::byte>> came;
+  const auto expect = [&](chunk_handle chunk) {
+    const codec by(page);
+    std::vector<std::byte> form(codec::worst_case_bytes(page));
+    by.encode(bytes, form, {.chunk = chunk.slot, .version = buffer.last_change(chunk).value()}).value();
+    came.emplace_back(page);
+    by.decode(form, came.back()).value();
+    CHECK(std::ranges::equal(buffer.read(chunk).value().span(), came.back()));
+  };
+  const std::array chunks{buffer.create(page).value(), buffer.create(page).value()};
+  for (const chunk_handle chunk : {chunks[1], chunks[0], chunks[1]}) {
+    write(chunk);
+    expect(chunk);
+  }
+  CHECK(came[0] != came[1]);  // another chunk
+  CHECK(came[0] != came[2]);  // another version
+  REQUIRE(buffer.update(chunks[1]));
+  REQUIRE(buffer.evict(chunks[1]));
+  CHECK(std::ranges::equal(buffer.read(chunks[1]).value().span(), came[2]));
+  audited(buffer);
 }
 
 TEST_CASE("a lease that does not fit in tier 0 is refused with the shortage, and changes nothing") {

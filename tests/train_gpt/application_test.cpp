@@ -122,6 +122,23 @@ TEST_CASE("the figures depend on the seed, and not on the threads") {
   CHECK(result({"--seed", "1"}) != result({"--seed", "2"}));
 }
 
+TEST_CASE("activations of few bits change the figures, in the same way in tiers and on any threads") {
+  const auto result = [](std::vector<std::string> more) {
+    more.insert(more.end(), {"--json", "--text", readme});
+    const auto json = nlohmann::json::parse(run(small(std::move(more))).out);
+    const auto& record = json["predicted"]["peak_record_bytes"];
+    return std::pair(json["losses"].dump() + json["digest"].dump(), record.get<std::uint64_t>());
+  };
+  const auto exact = result({});
+  const auto four = result({"--activation-bits", "4"});
+  CHECK(four.first != exact.first);
+  CHECK(four.second < exact.second);
+  CHECK(result({"--activation-bits", "4", "--threads", "3", "--update", "after_backward"}).first ==
+        four.first);
+  CHECK(result({"--activation-bits", "4", "--memory", "tiered", "--budget-mib", "1"}).first == four.first);
+  CHECK(result({"--activation-bits", "8"}).first != four.first);
+}
+
 TEST_CASE("a report has every step's progress and the places of the bytes") {
   const outcome done = run(small({"--text", readme}));
   CHECK(done.status == exit_status::success);
@@ -169,6 +186,12 @@ TEST_CASE("each wrong option has its own error, with valid values") {
         "train_gpt: --heads 8 does not divide --width 100; --width 104 would do" + hint);
   CHECK(wrong({"--steps", "-1"}) ==
         "train_gpt: --steps \"-1\": must be a whole number from 0 to 1000000" + hint);
+  CHECK(wrong({"--activation-bits", "3"}) ==
+        "train_gpt: --activation-bits: '3' is unknown; there are 8, 4 and 2" + hint);
+  CHECK(wrong({"--activation-bits", "8", "--recompute", "full"}) ==
+        "train_gpt: --recompute promises the figures of the run without it, and --activation-bits would have "
+        "it compute from rounded activations; leave one of the two out" +
+            hint);
   CHECK(wrong({"--wdith", "100"}).find("--wdith") != std::string::npos);
   const std::string large =
       wrong({"--layers", "1024", "--width", "16384", "--context", "8192", "--batch", "4096"});

@@ -1,12 +1,21 @@
 #include "train_gpt/trainer.hpp"
 
+#include <llmmem/space/host.hpp>
+#include <llmmem/training/memory_chunks.hpp>
+
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "support/seeds.hpp"
 #include "support/tiny_gpt.hpp"
+#include "train_gpt/activation_codec.hpp"
+#include "train_gpt/any_stores.hpp"
+#include "train_gpt/chunk_store.hpp"
+#include "train_gpt/recomputation.hpp"
 
 using namespace train_gpt;
 using llmmem_tests::tiny_shape;
@@ -60,6 +69,57 @@ TEST_CASE("Adam's first step moves every weight with a gradient by the rate") {
   for (std::size_t k = 0; k < weights.size(); ++k) {
     const double g = gradients[k];
     REQUIRE(weights[k] - before[k] == doctest::Approx(-1e-3 * g / (std::abs(g) + 1e-8)));
+  }
+}
+
+TEST_CASE("activations of fewer bits give gradients of a larger error, whose mean over versions shrinks") {
+  tiny_training<float> tiny;
+  const token_batch batch = tiny.text.batch(tiny_shape, 1, 0);
+  const auto gradients = [&] {
+    std::vector<double> all;
+    for (std::size_t i = 0; i < tiny_shape.layers(); ++i) {
+      const auto of = tiny.state.acquire(tiny_shape.layer(i), state_kind::gradients, lease_mode::read);
+      all.insert(all.end(), of.begin(), of.end());
+    }
+    return all;
+  };
+  const double loss = tiny.trainer.forward_backward(batch);
+  const std::vector<double> exact = gradients();
+  const auto error = [&](const std::vector<double>& sum, double count) {
+    double squares = 0;
+    double all = 0;
+    for (std::size_t k = 0; k < exact.size(); ++k) {
+      squares += (sum[k] / count - exact[k]) * (sum[k] / count - exact[k]);
+      all += exact[k] * exact[k];
+    }
+    return std::sqrt(squares / all);
+  };
+  double before = 0;
+  for (const std::uint32_t bits : {8U, 4U, 2U}) {
+    llmmem::memory_chunks<llmmem::host_space> chunks(tiny.host);
+    erased_chunks<llmmem::memory_chunks<llmmem::host_space>> store(chunks);
+    recorded_activations<float> encoded(store, plan_records(tiny_shape, {}, bits).forms,
+                                        activation_codec(bits));
+    erased_activations kept(encoded);
+    trainer<host_state<float, llmmem::host_space>, any_activations<float>, llmmem::host_space> by(
+        tiny.model, tiny.team, tiny.state, kept);
+    constexpr std::uint64_t versions = 16;
+    std::vector<double> sum(exact.size());
+    double one = 0;
+    for (std::uint64_t version = 0; version < versions; ++version) {
+      kept.begin_step(version);
+      REQUIRE(by.forward_backward(batch) == loss);  // the forward pass uses what it has just computed
+      const std::vector<double> now = gradients();
+      if (version == 0) one = error(now, 1);
+      for (std::size_t k = 0; k < sum.size(); ++k)
+        sum[k] += now[k];
+    }
+    const double of_mean = error(sum, versions);
+    MESSAGE(bits << " bits: relative error " << one << ", of the mean of " << versions << " " << of_mean);
+    CHECK(one > 4 * before);
+    CHECK(one < (bits == 8 ? 0.02 : bits == 4 ? 0.4 : 4));
+    CHECK(of_mean < one / 2);  // a quarter, if the rounding has no bias
+    before = one;
   }
 }
 

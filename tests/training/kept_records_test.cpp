@@ -1,3 +1,4 @@
+#include <llmmem/codec/block_int.hpp>
 #include <llmmem/prefetch_schedule.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/tiered_buffer.hpp>
@@ -74,7 +75,7 @@ kept_records_stats live(Store& store, const std::vector<record_form>& forms) {
         }
         ++rebuilt;
       });
-      CHECK(rebuilt == (forms[i].is_complete() ? 0U : 1U));
+      CHECK(rebuilt == (forms[i].covers_all() ? 0U : 1U));
       const std::span<const std::byte> all = found.value();
       for (std::size_t k = 0; k < all.size(); ++k)
         REQUIRE(all[k] == value(step, i, k));
@@ -120,6 +121,73 @@ TEST_SUITE("kept_records") {
       CHECK(buffer.stats().tiers[1].used == 0);
       CHECK(buffer.audit().empty());
     }
+  }
+
+  TEST_CASE("encoded runs come back as the codec restores them at their position, in memory and in tiers") {
+    using codec = block_int<4, 32>;
+    constexpr std::uint64_t bytes = 800;
+    const record_form form{
+        .bytes = bytes,
+        .kept = {
+            {0, 400, codec::worst_case_bytes(400)}, {400, 40}, {440, 360, codec::worst_case_bytes(360)}}};
+    REQUIRE(form.covers_all());
+    CHECK(form.kept_bytes() == 4 * 4 + 50 + 40 + 3 * 4 + 45);
+    std::vector<float> values(bytes / 4);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<float>(i % 17) - 8.2F;
+    const auto record = std::as_bytes(std::span(values));
+    const auto came_through = [&](auto& store, std::uint32_t i, std::uint64_t version) {
+      kept_records records(store, {form, form}, codec(bytes));
+      records.set_version(version);
+      std::ranges::copy(record, records.save(i).value().begin());
+      records.keep(i).value();
+      CHECK(records.stats().live_bytes == form.kept_bytes());
+      const auto found =
+          records.fetch(i, [](std::uint32_t, std::span<std::byte>) { FAIL("nothing is missing"); });
+      const std::vector<std::byte> all(found.value().begin(), found.value().end());
+      records.drop(i);
+      CHECK(records.stats().live_bytes == 0);
+      CHECK(records.stats().rebuilds == 0);
+      return all;
+    };
+    host_space space({.budget = 1 << 16, .name = "memory"});
+    memory store(space);
+    const std::vector<std::byte> all = came_through(store, 1, 7);
+    std::vector<std::byte> expected(record.begin(), record.end());
+    codec by(bytes);
+    for (const record_run& run : form.kept) {
+      if (run.encoded == 0) continue;
+      std::vector<std::byte> coded(run.encoded);
+      by.encode(record.subspan(run.offset, run.bytes), coded,
+                {.chunk = 1, .version = 7, .group = run.offset / 4})
+          .value();
+      by.decode(coded, std::span(expected).subspan(run.offset, run.bytes)).value();
+    }
+    CHECK(all == expected);
+    CHECK(all != std::vector<std::byte>(record.begin(), record.end()));
+    CHECK(came_through(store, 0, 7) != all);
+    CHECK(came_through(store, 1, 8) != all);
+    CHECK(space.used() == 0);
+
+    host_space last({.budget = 1 << 16, .name = "last"});
+    tiers buffer({}, {space, 2 * 1024, 16}, {last, 1 << 16, 16});
+    CHECK(came_through(buffer, 1, 7) == all);
+  }
+
+  TEST_CASE("a codec that refuses is a value, and a wrong encoded size an error") {
+    using codec = block_int<8>;
+    host_space space({.budget = 1 << 16, .name = "memory"});
+    memory store(space);
+    CHECK_THROWS_WITH_AS(kept_records(store, {{.bytes = 40, .kept = {{0, 40, 40}}}}, codec(40)),
+                         "kept_records: record 0 encodes 40 bytes as 40, but its codec takes 14; give its "
+                         "worst_case_bytes, or 0 for a run that is kept as it is",
+                         argument_error);
+    CHECK_THROWS_AS(kept_records(store, {{.bytes = 40, .kept = {{0, 40, 14}}}}), argument_error);
+    kept_records records(store, {{.bytes = 80, .kept = {{0, 80, codec::worst_case_bytes(80)}}}}, codec(40));
+    static_cast<void>(records.save(0).value());
+    CHECK(records.keep(0).code() == errc::out_of_range);  // the codec is for 40 bytes
+    CHECK(space.used() == 0);
+    CHECK(records.stats().live_bytes == 0);
   }
 
   TEST_CASE("a shortage is a value, and leaves no incomplete record") {

@@ -22,13 +22,15 @@ inline namespace v0 {
 
 /// The bound on the difference between a decoded value and the original:
 ///
-///     |decoded - value| <= max(relative * |value|, absolute)    for |value| <= largest
+///     |decoded - value| <= max(relative * |value|, absolute, group * |the largest of its group|)
+///                                                               for |value| <= largest
 ///
 /// Larger values may become infinite. A lossless codec has the default.
 struct codec_error {
   double relative = 0;  ///< of the value
   double absolute = 0;  ///< applies near zero
   double largest = std::numeric_limits<double>::infinity();
+  double group = 0;  ///< of the largest size among the values that share a scale
 
   friend constexpr bool operator==(const codec_error&, const codec_error&) noexcept = default;
 };
@@ -84,6 +86,37 @@ concept codec = std::constructible_from<C, std::uint64_t, const metadata_source&
                   requires C::element_bytes > 0;
                   requires !C::is_lossless || C::error_bound == codec_error{};
                 };
+
+/// What is encoded, for codecs that round by a counter: equal positions get equal random bits, all others
+/// unrelated ones.
+struct encode_position {
+  std::uint64_t chunk = 0;    ///< a number of the chunk
+  std::uint64_t version = 0;  ///< of its contents: a step, or a count of changes
+  std::uint64_t group = 0;    ///< the codec's group, counted in the chunk, that the bytes begin with
+};
+
+/// A codec whose form also depends on what is encoded: `encode(in, out, position)`. So repeated attempts,
+/// other threads and parts of whole groups make the same bits. A tier passes the number of the chunk's slot
+/// and the count of its last change (`tiered_buffer::last_change`), which depend on the calls of the buffer
+/// and not on when bytes move. `encode(in, out)` means the position of zeros.
+template <class C>
+concept positioned_codec = codec<C> && requires(C object, std::span<const std::byte> in,
+                                                std::span<std::byte> out, const encode_position& at) {
+  { object.encode(in, out, at) } noexcept -> std::same_as<result<std::uint64_t>>;
+};
+
+/// Encodes a chunk at its position, which a codec that is no `positioned_codec` ignores. Errors are the
+/// codec's.
+template <codec C>
+[[nodiscard]] result<std::uint64_t> encode_at(C& object, std::span<const std::byte> in,
+                                              std::span<std::byte> out,
+                                              [[maybe_unused]] const encode_position& at) noexcept {
+  if constexpr (positioned_codec<C>) {
+    return object.encode(in, out, at);
+  } else {
+    return object.encode(in, out);
+  }
+}
 
 /// Compresses one plane of `byte_plane`: fewer than 2^32 bytes, of which some values occur far more often
 /// than others.

@@ -3,10 +3,12 @@
 /// in memory or in tiers.
 #pragma once
 
+#include <llmmem/codec/concepts.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -24,6 +26,8 @@ inline namespace v0 {
 struct record_run {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
+  std::uint64_t encoded =
+      0;  ///< most bytes of its encoded form, by the codec of the records; 0: kept as it is
 };
 
 /// A layer's record, and the part of it that is kept between its passes; the rest is computed again.
@@ -33,12 +37,42 @@ struct record_form {
 
   [[nodiscard]] bool is_complete() const noexcept { return kept.empty(); }
   [[nodiscard, deprecated("call is_complete()")]] bool is_whole() const noexcept { return is_complete(); }
+  /// Returns the bytes that are kept, in their encoded form.
   [[nodiscard]] std::uint64_t kept_bytes() const noexcept {
     if (is_complete()) return bytes;
     std::uint64_t sum = 0;
     for (const record_run& each : kept)
-      sum += each.bytes;
+      sum += each.encoded != 0 ? each.encoded : each.bytes;
     return sum;
+  }
+  /// Returns whether the runs cover the record, so that nothing is computed again.
+  [[nodiscard]] bool covers_all() const noexcept {
+    std::uint64_t sum = 0;
+    for (const record_run& each : kept)
+      sum += each.bytes;
+    return is_complete() || sum == bytes;
+  }
+};
+
+/// The codec of records: a `positioned_codec` such as `block_int<8>`, or a type of an engine's own that
+/// chooses one at run time, with these three calls of it.
+template <class C>
+concept record_codec = requires(C& codec, std::span<const std::byte> in, std::span<std::byte> out,
+                                const encode_position& at, std::uint64_t bytes) {
+  { codec.worst_case_bytes(bytes) } noexcept -> std::same_as<std::uint64_t>;
+  { codec.encode(in, out, at) } noexcept -> std::same_as<result<std::uint64_t>>;
+  { codec.decode(in, out) } noexcept -> std::same_as<result<void>>;
+};
+
+/// Records whose runs are all kept as they are.
+struct no_record_codec {
+  [[nodiscard]] static std::uint64_t worst_case_bytes(std::uint64_t) noexcept { return 0; }
+  [[nodiscard]] static result<std::uint64_t> encode(std::span<const std::byte>, std::span<std::byte>,
+                                                    const encode_position&) noexcept {
+    return std::uint64_t{0};
+  }
+  [[nodiscard]] static result<void> decode(std::span<const std::byte>, std::span<std::byte>) noexcept {
+    return {};
   }
 };
 
@@ -63,17 +97,28 @@ struct kept_records_stats {
 /// chunks live while the layer is in use, as `plan_recompute` counts. The kept part may leave tier 0 between
 /// the passes, like any chunk.
 ///
+/// Runs may be kept *encoded*, in fewer bytes: activations of 8, 4 or 2 bits. Run r of record i is encoded at
+/// the position of chunk i, the version that `set_version` gave, and group r.offset / 4, so its bits depend
+/// neither on the store nor on when the store moves chunks. Runs that cover the record are not computed
+/// again.
+///
 /// @tparam Store  has `create`, `read`, `write`, `discard` and `remove`. The host can touch its tier 0.
+/// @tparam Codec  of encoded runs.
 /// @par Complexity      a record kept completely is never copied; of any other, the kept bytes are copied
-///                      twice.
+///                      or coded twice.
 /// @par Thread safety   the store's thread.
-/// @par Errors          the constructor throws `argument_error` for runs outside the record, and the refusals
-///                      of `create`. Calls return the refusals of leases; the record is then dropped.
-template <class Store>
+/// @par Errors          the constructor throws `argument_error` for runs outside the record, runs whose
+///                      encoded size is not the codec's worst case, and the refusals of `create`. Calls
+///                      return the refusals of leases and of the codec; the record is then dropped.
+template <class Store, record_codec Codec = no_record_codec>
 class kept_records {
  public:
   /// The store outlives this object.
-  kept_records(Store& store, std::vector<record_form> forms) : store_(&store) {
+  kept_records(Store& store, std::vector<record_form> forms)
+    requires(std::same_as<Codec, no_record_codec>)
+      : kept_records(store, std::move(forms), Codec{}) {}
+  kept_records(Store& store, std::vector<record_form> forms, Codec codec)
+      : store_(&store), codec_(std::move(codec)) {
     entries_.reserve(forms.size());
     for (record_form& each : forms) {
       check(each, entries_.size());
@@ -84,6 +129,7 @@ class kept_records {
       for (entry& each : entries_) {
         each.record = store_->create(each.form.bytes).value();
         if (!each.form.is_complete()) each.kept = store_->create(each.form.kept_bytes()).value();
+        each.lengths.resize(each.form.kept.size());
       }
     } catch (...) {
       remove_all();
@@ -94,6 +140,8 @@ class kept_records {
   kept_records& operator=(const kept_records&) = delete;
   ~kept_records() { remove_all(); }
 
+  /// Sets the version of what is kept from now on: the step of training.
+  void set_version(std::uint64_t version) noexcept { version_ = version; }
   /// Returns memory for record `i`, with unspecified contents.
   [[nodiscard]] result<std::span<std::byte>> save(std::uint32_t i) {
     entry& it = entries_[i];
@@ -116,12 +164,12 @@ class kept_records {
     }
     count(it.form.kept_bytes());
     it.is_kept = true;
-    std::uint64_t at = 0;
-    for (const record_run& run : it.form.kept) {
-      std::memcpy(had->span().data() + at, it.bytes.data() + run.offset, static_cast<std::size_t>(run.bytes));
-      at += run.bytes;
-    }
+    const result<void> packed = pack(it, i, had->span());
     *had = {};
+    if (!packed) {
+      drop(i);
+      return packed;
+    }
     end_use(it);
     return {};
   }
@@ -143,13 +191,14 @@ class kept_records {
     if (!had) return had.error();
     count(it.form.bytes);
     const std::span<std::byte> all = begin(it, std::move(*had)).value();
-    std::uint64_t at = 0;
-    for (const record_run& run : it.form.kept) {
-      std::memcpy(all.data() + run.offset, kept->span().data() + at, static_cast<std::size_t>(run.bytes));
-      at += run.bytes;
-    }
+    const result<void> unpacked = unpack(it, kept->span());
     *kept = {};
+    if (!unpacked) {
+      drop(i);
+      return unpacked.error();
+    }
     end_kept(it);
+    if (it.form.covers_all()) return std::span<const std::byte>(all);
     ++stats_.rebuilds;
     try {
       rebuild(i, all);
@@ -179,12 +228,20 @@ class kept_records {
     bool is_kept = false;     // `kept` has contents
     bool is_counted = false;  // `record` is counted in the statistics
     std::span<std::byte> bytes{};
+    std::vector<std::uint64_t> lengths{};  // of the encoded runs
     std::variant<std::monostate, typename Store::read_lease, typename Store::write_lease> lease{};
   };
 
-  static void check(const record_form& form, std::size_t i) {
+  void check(const record_form& form, std::size_t i) {
     std::uint64_t end = 0;
     for (const record_run& run : form.kept) {
+      const std::uint64_t encoded = run.encoded == 0 ? 0 : codec_.worst_case_bytes(run.bytes);
+      if (run.encoded != encoded) {
+        throw argument_error("kept_records: record " + std::to_string(i) + " encodes " +
+                             std::to_string(run.bytes) + " bytes as " + std::to_string(run.encoded) +
+                             ", but its codec takes " + std::to_string(encoded) +
+                             "; give its worst_case_bytes, or 0 for a run that is kept as it is");
+      }
       if (run.bytes != 0 && run.offset >= end && run.offset <= form.bytes &&
           run.bytes <= form.bytes - run.offset) {
         end = run.offset + run.bytes;
@@ -196,6 +253,42 @@ class kept_records {
                            " on; runs must be inside the record, in order, without overlap");
     }
     if (form.bytes == 0) throw argument_error("kept_records: record " + std::to_string(i) + " has 0 bytes");
+  }
+  /// Fills a kept part from its record.
+  [[nodiscard]] result<void> pack(entry& it, std::uint32_t i, std::span<std::byte> into) noexcept {
+    for (std::size_t r = 0; r < it.form.kept.size(); ++r) {
+      const record_run& run = it.form.kept[r];
+      const std::span<const std::byte> from =
+          it.bytes.subspan(static_cast<std::size_t>(run.offset), static_cast<std::size_t>(run.bytes));
+      if (run.encoded == 0) {
+        std::memcpy(into.data(), from.data(), from.size());
+      } else {
+        const result<std::uint64_t> length =
+            codec_.encode(from, into.first(static_cast<std::size_t>(run.encoded)),
+                          {.chunk = i, .version = version_, .group = run.offset / 4});
+        if (!length) return length.error();
+        it.lengths[r] = *length;
+      }
+      into = into.subspan(static_cast<std::size_t>(run.encoded == 0 ? run.bytes : run.encoded));
+    }
+    return {};
+  }
+  /// Fills the kept runs of a record.
+  [[nodiscard]] result<void> unpack(entry& it, std::span<const std::byte> from) noexcept {
+    for (std::size_t r = 0; r < it.form.kept.size(); ++r) {
+      const record_run& run = it.form.kept[r];
+      const std::span<std::byte> into =
+          it.bytes.subspan(static_cast<std::size_t>(run.offset), static_cast<std::size_t>(run.bytes));
+      if (run.encoded == 0) {
+        std::memcpy(into.data(), from.data(), into.size());
+      } else if (const result<void> decoded =
+                     codec_.decode(from.first(static_cast<std::size_t>(it.lengths[r])), into);
+                 !decoded) {
+        return decoded;
+      }
+      from = from.subspan(static_cast<std::size_t>(run.encoded == 0 ? run.bytes : run.encoded));
+    }
+    return {};
   }
   template <class Lease>
   [[nodiscard]] result<std::span<std::byte>> begin(entry& it, Lease lease) {
@@ -228,6 +321,8 @@ class kept_records {
   }
 
   Store* store_;
+  LLMMEM_NO_UNIQUE_ADDRESS Codec codec_;
+  std::uint64_t version_ = 0;
   std::vector<entry> entries_{};
   kept_records_stats stats_{};
 };

@@ -5,6 +5,7 @@
 #include <llmmem/kernels/detail/float_steps.hpp>
 #include <llmmem/kernels/optimizer_types.hpp>
 #include <llmmem/model/optimizer_form.hpp>
+#include <llmmem/model/random_bits.hpp>
 
 #include <cstdint>
 #include <limits>
@@ -37,14 +38,11 @@ namespace detail {
 /// The constants of a step's rule, rounded once.
 struct optimizer_constants {
   float mean_decay, mean_share, variance_decay, variance_share, correction, size, epsilon, keep, scale;
-  std::uint32_t key, high_key;  // of the step's random bits
+  std::uint64_t key;  // of the step's random bits
 
   [[nodiscard]] static constexpr optimizer_constants of(const optimizer_hyper& by, bool is_sgd) noexcept {
-    // splitmix64: neighbouring seeds and steps get unrelated keys.
-    std::uint64_t mixed = by.seed + by.step * 0x9E37'79B9'7F4A'7C15U;
-    mixed = (mixed ^ (mixed >> 30U)) * 0xBF58'476D'1CE4'E5B9U;
-    mixed = (mixed ^ (mixed >> 27U)) * 0x94D0'49BB'1331'11EBU;
-    mixed ^= mixed >> 31U;
+    // Neighbouring seeds and steps get unrelated keys.
+    const std::uint64_t mixed = mixed_bits(by.seed + by.step * 0x9E37'79B9'7F4A'7C15U);
     return {
         .mean_decay = static_cast<float>(by.mean_decay),
         .mean_share = static_cast<float>(1 - by.mean_decay),
@@ -55,8 +53,7 @@ struct optimizer_constants {
         .epsilon = static_cast<float>(by.epsilon),
         .keep = static_cast<float>(1 - unfused(by.rate, by.weight_decay)),
         .scale = by.gradient_scale,
-        .key = static_cast<std::uint32_t>(mixed),
-        .high_key = static_cast<std::uint32_t>(mixed >> 32U)};
+        .key = mixed};
   }
 };
 
@@ -155,18 +152,10 @@ struct split_float {
   return ((std::uint32_t{high} - (std::uint32_t{low} >> 15U)) << 16U) | low;
 }
 
-/// 16 random bits for an element: two rounds of MurmurHash3's finaliser over its index, under the step's
-/// keys.
+/// 16 random bits for an element, under the step's key.
 [[nodiscard]] LLMMEM_HD constexpr std::uint32_t drawn_bits(std::uint64_t index,
                                                            const optimizer_constants& by) noexcept {
-  std::uint32_t mixed = static_cast<std::uint32_t>(index) ^ by.key;
-  for (int round = 0; round < 2; ++round) {
-    mixed = (mixed ^ (mixed >> 16U)) * 0x85EB'CA6BU;
-    mixed = (mixed ^ (mixed >> 13U)) * 0xC2B2'AE35U;
-    mixed ^= mixed >> 16U;
-    if (round == 0) mixed += static_cast<std::uint32_t>(index >> 32U) ^ by.high_key;
-  }
-  return mixed >> 16U;
+  return random_bits(index, by.key) >> 16U;
 }
 
 /// The bf16 below or above in size, by 16 drawn bits.

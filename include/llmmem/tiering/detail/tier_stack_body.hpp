@@ -192,7 +192,8 @@ void tier_stack<Observer, Tiers...>::audit(std::vector<std::string>& found) cons
       if (i == 0 && c.leases != 0 && !held.is_valid()) say("is leased and not in tier 0");
       if (held.granted != 0) ++places;
       if (held.granted == 0 && held.at != residence::absent) say(here + " has no place");
-      if (held.granted != 0 && held.granted < c.bytes) say(here + " has too small a place");
+      const std::uint64_t least = i == last ? place_bytes(nth<last>, c.bytes) : c.bytes;
+      if (held.granted != 0 && held.granted < least) say(here + " has too small a place");
       if (i == last && held.granted == 0 && tier.places.stats().lost == 0)
         say("lost its place in the last tier");
       if (i != last && held.granted != 0 && held.at == residence::absent)

@@ -288,7 +288,8 @@ result<std::uint64_t> transfer_engine<Traits, Tiers...>::store_parts(std::uint32
     const std::uint32_t at = claim_stage(id);
     const auto out = stage_bytes<Index>(at, stack_.place_bytes(nth<Index + 1>, c.bytes));
     const result<std::uint64_t> encoded =
-        stack_.codec(nth<Index + 1>).encode(stack_.range(nth<Index>, above, c.bytes).span(), out);
+        encode_at(stack_.codec(nth<Index + 1>), stack_.range(nth<Index>, above, c.bytes).span(), out,
+                  {.chunk = slot, .version = c.changed});
     if (!encoded) return encoded.error();
     stack_.staging().set_encoded_bytes(at, *encoded);
     source = stack_.range(nth<Index>, stack_.staging().place(at), stack_.rounded(nth<Index + 1>, *encoded));

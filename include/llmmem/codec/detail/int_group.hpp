@@ -1,0 +1,127 @@
+/// @file
+/// A group of floats as integers of few bits and a scale, rounded by random bits.
+#pragma once
+
+#include <llmmem/config.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// The arithmetic of one element. Products of doubles are never added to, so that no compiler fuses them, and
+/// all else is of integers: every machine has the same bits.
+template <unsigned Bits>
+struct int_rounding {
+  static constexpr std::int32_t largest = (1 << (Bits - 1)) - 1;
+  /// With these, a restored float has its code again: the float is within 2^-24 of itself from a whole number
+  /// of steps, which is less than half of a unit of the fraction.
+  static constexpr unsigned fraction_bits = 24 - Bits;
+
+  /// The factor that takes a size to half units of the fraction. @pre the scale is positive and finite
+  [[nodiscard]] static LLMMEM_HD constexpr double factor(float scale) noexcept {
+    return static_cast<double>(largest << (fraction_bits + 1)) / static_cast<double>(scale);
+  }
+  /// Returns the steps of a size, in units of the fraction, rounded to the nearest.
+  /// @pre the size is at most 1 + 2^-8 of the scale, and `factor` is the scale's
+  [[nodiscard]] static LLMMEM_HD constexpr std::int32_t steps(float size, double factor) noexcept {
+    const auto half_units = static_cast<std::int32_t>(static_cast<double>(size) * factor);
+    const std::int32_t units = (half_units + 1) >> 1;
+    constexpr std::int32_t most = largest << fraction_bits;
+    return units < most ? units : most;
+  }
+  /// Returns the whole steps below or above: above for as many of all random bits as the fraction says,
+  /// exactly.
+  [[nodiscard]] static LLMMEM_HD constexpr std::int32_t rounded(std::int32_t steps,
+                                                                std::uint32_t random) noexcept {
+    return (steps + static_cast<std::int32_t>(random >> (32 - fraction_bits))) >> fraction_bits;
+  }
+  [[nodiscard]] static LLMMEM_HD constexpr float restored(std::int32_t code, double step) noexcept {
+    return static_cast<float>(code * step);
+  }
+};
+
+/// The bits of the largest size of `count` floats: floats are ordered as their bits, infinity and NaNs above
+/// all.
+[[nodiscard]] inline std::uint32_t largest_size(const std::byte* in, std::size_t count) noexcept {
+  constexpr std::size_t lanes = 16;
+  std::array<std::uint32_t, lanes> most{};
+  std::array<std::uint32_t, lanes> some{};
+  for (std::size_t at = 0; at < count; at += lanes) {
+    const std::size_t now = std::min(lanes, count - at);
+    if (now != lanes) some = {};
+    std::memcpy(some.data(), in + 4 * at, 4 * now);
+    for (std::size_t k = 0; k < lanes; ++k)
+      most[k] = std::max(most[k], some[k] & 0x7FFF'FFFFU);
+  }
+  return *std::max_element(most.begin(), most.end());
+}
+
+/// Codes of `Bits` bits in bytes, the first in the lowest bits.
+template <unsigned Bits>
+struct packed_codes {
+  static constexpr std::size_t per_byte = 8 / Bits;
+  static constexpr std::size_t tile = 32;
+  static constexpr std::uint32_t mask = (1U << Bits) - 1;
+  /// The code that has no positive counterpart: no encoder writes it.
+  static constexpr std::uint32_t unused = 1U << (Bits - 1);
+
+  [[nodiscard]] static constexpr std::size_t bytes(std::size_t codes) noexcept {
+    return codes / per_byte + (codes % per_byte != 0 ? 1 : 0);
+  }
+
+  /// Writes `bytes(count)` bytes of codes. @param code_of  `int32_t(float, element)`
+  template <class CodeOf>
+  static void write(const std::byte* in, std::size_t count, std::byte* out, CodeOf code_of) noexcept {
+    std::array<float, tile> values{};
+    std::array<std::uint32_t, tile> codes{};
+    std::array<std::uint8_t, tile / per_byte> packed{};
+    for (std::size_t at = 0; at < count; at += tile) {
+      const std::size_t now = std::min(tile, count - at);
+      if (now != tile) values = {};
+      std::memcpy(values.data(), in + 4 * at, 4 * now);
+      for (std::size_t k = 0; k < tile; ++k)
+        codes[k] = static_cast<std::uint32_t>(code_of(values[k], static_cast<std::uint32_t>(at + k))) & mask;
+      for (std::size_t k = 0; k < packed.size(); ++k) {
+        std::uint32_t byte = 0;
+        for (std::size_t part = 0; part < per_byte; ++part)
+          byte |= codes[k * per_byte + part] << (part * Bits);
+        packed[k] = static_cast<std::uint8_t>(byte);
+      }
+      std::memcpy(out + at / per_byte, packed.data(), bytes(now));
+    }
+  }
+
+  /// Reads `bytes(count)` bytes of codes. Returns how many codes no encoder writes, bits behind the last
+  /// included.
+  /// @param value_of  `float(int32_t)`
+  template <class ValueOf>
+  [[nodiscard]] static std::uint32_t read(const std::byte* in, std::size_t count, std::byte* out,
+                                          ValueOf value_of) noexcept {
+    std::array<std::uint8_t, tile / per_byte> packed{};
+    std::array<float, tile> values{};
+    std::uint32_t wrong = 0;
+    for (std::size_t at = 0; at < count; at += tile) {
+      const std::size_t now = std::min(tile, count - at);
+      if (now != tile) packed = {};
+      std::memcpy(packed.data(), in + at / per_byte, bytes(now));
+      for (std::size_t k = 0; k < tile; ++k) {
+        const std::uint32_t code = (std::uint32_t{packed[k / per_byte]} >> (k % per_byte * Bits)) & mask;
+        wrong += code == unused || (k >= now && code != 0) ? 1U : 0U;
+        values[k] = value_of(static_cast<std::int32_t>(code ^ unused) - static_cast<std::int32_t>(unused));
+      }
+      std::memcpy(out + 4 * at, values.data(), 4 * now);
+    }
+    return wrong;
+  }
+};
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem
