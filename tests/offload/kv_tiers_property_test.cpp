@@ -142,6 +142,7 @@ class world {
                          .max_transfers = 6,
                          .max_loads = 4,
                          .load_headroom = 1,
+                         .restore_bytes = random_.below(std::uint32_t{2}) == 0 ? 1U : 1U << 16,
                          .quiet_ns = 5,
                          .now_ns = [](void* at) noexcept { return ++*static_cast<std::uint64_t*>(at); },
                          .clock_context = &now_};

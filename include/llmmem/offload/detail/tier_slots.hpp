@@ -214,9 +214,9 @@ class tier_slots {
   [[nodiscard]] const entry& at(slot_id slot) const noexcept { return entries_[to_index(slot)]; }
   [[nodiscard]] static block_id block_of(slot_id slot) noexcept { return block_id{to_index(slot) + 1}; }
   [[nodiscard]] static slot_id policy_slot(slot_id slot) noexcept { return slot; }
-  [[nodiscard]] access_hint hint_of(slot_id slot) const noexcept {
+  [[nodiscard]] access_hint hint_of([[maybe_unused]] slot_id slot) const noexcept {
     access_hint hint;
-    hint.content = key(slot).low | 1U;
+    if constexpr (!ignores_hints<Eviction>) hint.content = key(slot).low | 1U;
     return hint;
   }
   void doom(slot_id slot) noexcept {

@@ -88,6 +88,19 @@ class kv_tier_stack {
       if (const auto slot = level.slots[group].find(key)) level.slots[group].touch(*slot);
     });
   }
+  /// Pins contents of tier `k` for a load, and counts a use in every tier that has the key.
+  void take(std::size_t k, std::size_t group, slot_id slot, const block_key& key) noexcept {
+    each_level(*this, [&](std::size_t at, auto& level) {
+      auto& slots = level.slots[group];
+      if (at == k) {
+        slots.pin(slot);
+        slots.begin_load(slot);
+        slots.touch(slot);
+      } else if (const auto copy = slots.find(key)) {
+        slots.touch(*copy);
+      }
+    });
+  }
   void prefetch(std::size_t group, const block_key& key) const noexcept {
     each_level(*this, [&](std::size_t, const auto& level) { level.slots[group].prefetch(key); });
   }
@@ -313,8 +326,9 @@ class kv_tier_stack {
     });
   }
   [[nodiscard]] const failure& last_failure() const noexcept { return last_failure_; }
-  void count_loaded(std::size_t k) noexcept {
-    with(k, [&](auto& level) { ++level.counted.loaded; });
+  /// Counts blocks that a load took from each tier.
+  void count_loaded(std::span<const std::uint64_t> blocks) noexcept {
+    each_level(*this, [&](std::size_t k, auto& level) { level.counted.loaded += blocks[k]; });
   }
 
  private:
