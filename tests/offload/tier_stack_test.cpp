@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "support/manual_transfers.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 
@@ -260,6 +261,60 @@ TEST_CASE("a middle tier sends down what it evicts: hits by tier equal those of 
   }
   for (const std::uint64_t each : hits)
     CHECK(each > 100);
+}
+
+TEST_CASE(
+    "a block that a middle tier sends down stays there until the next tier has it, or the write fails") {
+  using stack_with_waits = detail::kv_tier_stack<offload::kv_tier<host_space>, offload::kv_tier<manual_space>,
+                                                 offload::kv_tier<manual_space>>;
+  for (const ending how : {ending::moved, ending::failed}) {
+    const kv_tiers_options options{.load_headroom = 0};
+    const std::uint64_t bytes = block_bytes;
+    const double share = 1;
+    host_space host({.budget = 1 << 12});
+    manual_space middle(block_bytes);
+    manual_space last(block_bytes);
+    offload::kv_tier below(middle, block_bytes, write_back{});
+    offload::kv_tier lowest(last, block_bytes);
+    below.granularity = lowest.granularity = 8;
+    stack_with_waits stack(options, std::span(&bytes, 1), std::span(&share, 1),
+                           offload::kv_tier(host, 4 * block_bytes, write_through{}), below, lowest);
+    const auto poll = [&] {
+      stack.poll(0, [](const detail::load_cookie&, slot_id, const failure&) noexcept {});
+    };
+    const auto offload = [&](std::uint64_t id) {
+      const auto slot = stack.begin_fill(0, key_from_id(id), detail::parent_digest::none, false);
+      REQUIRE(slot.has_value());
+      stack.settle(0, *slot);
+    };
+    const auto has = [&](std::size_t tier, std::uint64_t id) {
+      return stack.with(tier, [&](const auto& level) {
+        const auto slot = level.slots[0].find(key_from_id(id));
+        return slot && level.slots[0].is_ready(*slot);
+      });
+    };
+    const auto end_one = [&](manual_space& of, ending what) {
+      REQUIRE(of.transfers().can_end().size() == 1);
+      of.transfers().end(of.transfers().can_end()[0], what);
+      poll();
+    };
+    offload(1);
+    end_one(middle, ending::moved);
+    CHECK(has(1, 1));
+    offload(2);  // needs the middle tier's only slot
+    CHECK(has(1, 1));
+    end_one(middle, ending::moved);  // the read
+    CHECK(has(1, 1));
+    CHECK_FALSE(has(2, 1));
+    end_one(last, how);
+    CHECK(has(2, 1) == (how == ending::moved));
+    CHECK_FALSE(has(1, 1));
+    poll();
+    end_one(middle, ending::moved);
+    CHECK(has(1, 2));
+    CHECK(stack.is_idle());
+    CHECK(stack.audit() == std::vector<std::string>{});
+  }
 }
 
 TEST_CASE("a chunk is sound only if its chain is known back to the beginning and has no wrong chunk") {
