@@ -13,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,25 @@ kv_layout layout_of(std::uint64_t bytes) {
           .order = block_order::block_first};
 }
 
+/// Bytes at the beginning of a page, as memory of a cache is. Copies into memory that begins 16 bytes after a
+/// page take 1.6 times as long.
+class page_memory {
+ public:
+  page_memory(std::size_t bytes, std::byte value) : bytes_(bytes + page) {
+    const auto at = reinterpret_cast<std::uintptr_t>(bytes_.data());
+    used_ = std::span(bytes_).subspan((page - at % page) % page, bytes);
+    std::fill(used_.begin(), used_.end(), value);
+  }
+  [[nodiscard]] std::byte* data() const { return used_.data(); }
+  [[nodiscard]] std::size_t size() const { return used_.size(); }
+  [[nodiscard]] std::span<std::byte> span() const { return used_; }
+
+ private:
+  static constexpr std::size_t page = 4096;
+  std::vector<std::byte> bytes_;
+  std::span<std::byte> used_;
+};
+
 struct rig {
   explicit rig(std::uint64_t bytes)
       : layout(layout_of(bytes)),
@@ -62,7 +82,7 @@ struct rig {
   kv_layout layout;
   std::uint64_t blocks;
   cache_type cache;
-  std::vector<std::byte> kv;
+  page_memory kv;
   host_space host;
   std::vector<token_id> prompt;
 };
@@ -75,7 +95,7 @@ void report(benchmark::State& state, const rig& r) {
 /// The limit: the same bytes by memcpy, block by block.
 void host_memcpy(benchmark::State& state) {
   rig r(static_cast<std::uint64_t>(state.range(0)));
-  std::vector<std::byte> there(r.kv.size(), std::byte{2});
+  const page_memory there(r.kv.size(), std::byte{2});
   const std::size_t bytes = r.layout.block_bytes();
   for (auto _ : state) {
     for (std::uint64_t b = 0; b < r.blocks; ++b)
@@ -138,7 +158,7 @@ void file_read(benchmark::State& state) {
   {
     file_space<> disk(path, {.budget = r.blocks * bytes, .queue = {.max_operations = 4096}});
     const auto range = disk.try_allocate(r.blocks * bytes, 4096).value();
-    disk.copy_in_async(range, std::span(r.kv).first(r.blocks * bytes), {}).value().wait();
+    disk.copy_in_async(range, r.kv.span().first(r.blocks * bytes), {}).value().wait();
     // Whole pages, as the slots of a tier, so that the copies bypass the page cache.
     const auto memory = r.host.try_allocate(r.blocks * bytes, 4096).value();
     std::vector<transfer_fence> fences(r.blocks);

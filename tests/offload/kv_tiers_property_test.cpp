@@ -82,8 +82,9 @@ std::uint64_t block_ids(const Cache& cache) {
   }
 }
 
-/// Requests, their loads and the transfers beneath them.
-template <class Cache>
+/// Requests, their loads and the transfers beneath them. @tparam Depth  tiers: of three, the middle one
+/// demotes
+template <class Cache, std::size_t Depth>
 class world {
  public:
   world(std::uint64_t seed, const world_form& form)
@@ -94,8 +95,8 @@ class world {
         stream_(true),
         host_({.budget = tier_bytes(form.first_slots)}),
         below_(tier_bytes(form.second_slots == 0 ? 1 : form.second_slots) * 64),
-        tiers_(cache_, manual_mover(contents_, stream_), options(),
-               offload::kv_tier(host_, tier_bytes(form.first_slots), form.down), lower_tier()) {}
+        last_(tier_bytes(40) * 64),
+        tiers_(make_tiers()) {}
 
   void run(std::uint32_t steps) {
     for (std::uint32_t i = 0; i < steps && wrong_.empty(); ++i)
@@ -104,7 +105,7 @@ class world {
       leave(requests_.size() - 1);
     stream_.end_all();
     tiers_.flush();
-    for (std::size_t k = 0; k < 2; ++k) {
+    for (std::size_t k = 0; k < Depth; ++k) {
       if (tiers_.stats().tiers[k].in_use != 0 && wrong_.empty()) wrong_ = "a slot is left in use";
     }
     check();
@@ -115,10 +116,16 @@ class world {
   [[nodiscard]] std::uint64_t failed() const { return failed_loads_; }
   [[nodiscard]] std::uint64_t shared() const { return pending_; }
   [[nodiscard]] std::uint64_t withdrawn() const { return withdrawn_; }
+  /// Returns how many blocks the third tier received, all by demotion, and gave back.
+  [[nodiscard]] std::uint64_t demoted() const { return tiers_.stats().tiers[2].stored; }
+  [[nodiscard]] std::uint64_t came_back() const { return tiers_.stats().tiers[2].loaded; }
 
  private:
-  using tiers_type =
+  using two_tiers =
       kv_tiers<Cache, manual_mover, offload::kv_tier<host_space>, offload::kv_tier<manual_space>>;
+  using three_tiers = kv_tiers<Cache, manual_mover, offload::kv_tier<host_space>,
+                               offload::kv_tier<manual_space>, offload::kv_tier<manual_space>>;
+  using tiers_type = std::conditional_t<Depth == 2, two_tiers, three_tiers>;
   using load_type = typename tiers_type::load;
 
   struct request {
@@ -142,6 +149,7 @@ class world {
                          .max_transfers = 6,
                          .max_loads = 4,
                          .load_headroom = 1,
+                         .restore_bytes = random_.below(std::uint32_t{2}) == 0 ? 1U : 1U << 16,
                          .quiet_ns = 5,
                          .now_ns = [](void* at) noexcept { return ++*static_cast<std::uint64_t*>(at); },
                          .clock_context = &now_};
@@ -150,13 +158,25 @@ class world {
     return out;
   }
   [[nodiscard]] offload::kv_tier<manual_space> lower_tier() {
-    offload::kv_tier<manual_space> out(below_, tier_bytes(form_.second_slots == 0 ? 1 : form_.second_slots));
+    offload::kv_tier<manual_space> out(below_, tier_bytes(form_.second_slots == 0 ? 1 : form_.second_slots),
+                                       write_back{});
     out.granularity = 16;
     return out;
+  }
+  [[nodiscard]] tiers_type make_tiers() {
+    const offload::kv_tier first(host_, tier_bytes(form_.first_slots), form_.down);
+    if constexpr (Depth == 2) {
+      return tiers_type(cache_, manual_mover(contents_, stream_), options(), first, lower_tier());
+    } else {
+      offload::kv_tier<manual_space> last(last_, tier_bytes(40));
+      last.granularity = 16;
+      return tiers_type(cache_, manual_mover(contents_, stream_), options(), first, lower_tier(), last);
+    }
   }
 
   void step() {
     ++now_;
+    if (Depth == 3) end_transfer();  // a demotion needs two in turn
     switch (random_.below(std::uint32_t{16})) {
       case 0:
       case 1:
@@ -403,16 +423,17 @@ class world {
   }
 
   void end_transfer() {
-    transfer_list* const lists[] = {&stream_, &below_.transfers(), &kernels_};
-    transfer_list& list = *lists[random_.below(std::uint32_t{3})];
+    transfer_list* const lists[] = {&stream_, &below_.transfers(), &kernels_, &last_.transfers()};
+    transfer_list& list = *lists[random_.below(std::uint32_t{Depth + 1})];
     const auto ready = list.can_end();
     if (ready.empty()) return;
     const std::size_t which = ready[static_cast<std::size_t>(random_.below(ready.size()))];
     ending how = ending::moved;
-    if (form_.faults && &list == &below_.transfers() && random_.once_in(6))
+    if (form_.faults && (&list == &below_.transfers() || &list == &last_.transfers()) && random_.once_in(6))
       how = random_.once_in(2) ? ending::failed : ending::flipped;
     list.end(which, how);
     if (form_.faults && random_.once_in(20)) below_.refuse(1);
+    if (Depth == 3 && form_.faults && random_.once_in(20)) last_.refuse(1);
   }
 
   [[nodiscard]] auto table_of(const request& of) const {
@@ -447,6 +468,7 @@ class world {
   transfer_list kernels_{false};
   host_space host_;
   manual_space below_;
+  manual_space last_;
   tiers_type tiers_;
   std::vector<request> requests_;
   std::string wrong_;
@@ -474,20 +496,29 @@ struct totals {
   std::uint64_t failed = 0;
   std::uint64_t shared = 0;
   std::uint64_t withdrawn = 0;
+  std::uint64_t demoted = 0;
+  std::uint64_t came_back = 0;
 };
 
-template <class Cache>
+template <class Cache, std::size_t Depth = 2>
 totals live(std::span<const layer_group> groups, bool faults, std::uint64_t count) {
   totals out;
   for (const std::uint64_t seed : llmmem_tests::seeds(count, count / 4)) {
     CAPTURE(seed);
-    world<Cache> each(seed, draw(seed, groups, faults));
+    world_form form = draw(seed, groups, faults);
+    if (Depth == 3) {  // so few slots that blocks go on to the third tier, and come back
+      form.first_slots = 5 + form.first_slots % 6;
+      form.second_slots = 4 + form.second_slots % 8;
+    }
+    world<Cache, Depth> each(seed, form);
     each.run(600);
     CHECK(each.wrong() == "");
     out.loaded += each.loaded();
     out.failed += each.failed();
     out.shared += each.shared();
     out.withdrawn += each.withdrawn();
+    out.demoted += each.demoted();
+    out.came_back += each.came_back();
     if (!each.wrong().empty()) break;
   }
   return out;
@@ -502,14 +533,20 @@ TEST_CASE("no token of a paged cache with tiers has wrong contents") {
 }
 
 TEST_CASE("no token of a paged cache is wrong if transfers fail, flip bits or are late") {
-  const totals seen = live<paged_allocator<paged_tiered>>(paged_group, true, 400);
+  const totals seen = live<paged_allocator<paged_tiered>>(paged_group, true, 280);
   CHECK(seen.loaded > 0);
   CHECK(seen.failed > 0);
+  const totals deep = live<paged_allocator<paged_tiered>, 3>(paged_group, true, 120);
+  CHECK(deep.loaded > 0);
+  CHECK(deep.failed > 0);
+  CHECK(deep.demoted > 0);
+  CHECK(deep.came_back > 0);
 }
 
 TEST_CASE("no token of a hybrid cache with tiers has wrong contents") {
   const totals windows = live<hybrid_allocator<hybrid_tiered>>(window_groups, false, 200);
   CHECK(windows.loaded > 0);
-  const totals states = live<hybrid_allocator<hybrid_tiered>>(state_groups, true, 200);
+  const totals states = live<hybrid_allocator<hybrid_tiered>, 3>(state_groups, true, 200);
   CHECK(states.loaded > 0);
+  CHECK(states.demoted > 0);
 }

@@ -123,8 +123,26 @@ const std::vector<std::string> sound{};
 
 }  // namespace
 
+TEST_CASE("a load copies layers together up to restore_bytes of each block, and no further") {
+  const auto prompt = count_up(0, 20);
+  for (const std::uint64_t bytes : {std::uint64_t{1}, block_bytes - 1, block_bytes, 10 * block_bytes}) {
+    CAPTURE(bytes);
+    rig r({.restore_bytes = bytes});
+    const kv_sequence before = r.stored(prompt);
+    const kv_chain chain(r.cache, prompt);
+    const sequence_id id = r.cache.create().value();
+    auto load = r.tiers.prepare_load(id, chain).value();
+    load.wait(0).value();
+    CHECK(r.contents.at(0, r.cache.blocks(id)[4], 0, 3) == kv_contents::value(before.digests[19], 0, 0));
+    const std::uint64_t second = r.contents.at(0, r.cache.blocks(id)[4], 1, 3);
+    CHECK((second == kv_contents::value(before.digests[19], 0, 1)) == (bytes >= block_bytes));
+    CHECK(load.complete().is_complete());
+    CHECK(r.wrong(before, id, 20) == "");
+  }
+}
+
 TEST_CASE("stored blocks are loaded layer by layer, and match finds them when the load is complete") {
-  rig r;
+  rig r({.restore_bytes = 1});
   const auto prompt = count_up(0, 20);
   const kv_sequence before = r.stored(prompt);
   const kv_chain chain(r.cache, prompt);

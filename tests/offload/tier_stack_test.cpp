@@ -6,12 +6,16 @@
 #include <llmmem/space/host.hpp>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <list>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "support/manual_transfers.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 
@@ -137,6 +141,179 @@ TEST_CASE("hits by tier equal those of two lists in order of last use") {
       }
     }
     CHECK(r.stack.audit() == std::vector<std::string>{});
+  }
+}
+
+namespace {
+
+using three_tiers = detail::kv_tier_stack<offload::kv_tier<host_space>, offload::kv_tier<host_space>,
+                                          offload::kv_tier<host_space>>;
+
+/// Blocks in three tiers, of which the middle one demotes, and the same in three lists, oldest use first.
+struct three_rig {
+  three_rig(const std::array<std::uint64_t, 3>& wanted, offload::store_policy middle)
+      : slots(wanted),
+        stack(options, std::span(&bytes, 1), std::span(&share, 1),
+              // One slot of the first tier is the way from the middle tier to the last.
+              offload::kv_tier(spaces[0], (slots[0] + 1) * block_bytes, write_through{}),
+              offload::kv_tier(spaces[1], slots[1] * block_bytes, middle),
+              offload::kv_tier(spaces[2], slots[2] * block_bytes)) {}
+
+  void end() {
+    do {
+      stack.poll(0, [](const detail::load_cookie&, slot_id, const failure&) noexcept {});
+    } while (!stack.is_idle());
+  }
+  static std::byte content(std::uint64_t id) { return static_cast<std::byte>(id * 7 + 1); }
+  void offload(std::uint64_t id) {
+    const block_key key = key_from_id(id);
+    if (stack.find(0, key)) return stack.touch(0, key);
+    const auto slot = stack.begin_fill(0, key, detail::parent_digest::none, false);
+    REQUIRE(slot.has_value());
+    std::ranges::fill(stack.first().medium.bytes_of(0, *slot), content(id));
+    stack.settle(0, *slot);
+    end();
+  }
+  std::optional<std::size_t> onboard(std::uint64_t id) {
+    const block_key key = key_from_id(id);
+    const auto found = stack.find(0, key);
+    if (!found) return std::nullopt;
+    stack.touch(0, key);
+    if (found->tier != 0) {
+      CHECK(stack.begin_read(found->tier, 0, found->slot, {}, 0) == three_tiers::begun::yes);
+      end();
+    }
+    const auto here = stack.first().slots[0].find(key);
+    REQUIRE(here.has_value());
+    for (const std::byte each : stack.first().medium.bytes_of(0, *here))
+      REQUIRE(each == content(id));
+    return found->tier;
+  }
+
+  void lists_offload(std::uint64_t id) {
+    if (touched(id)) return;
+    into(0, id);
+    into(1, id);
+  }
+  std::optional<std::size_t> lists_onboard(std::uint64_t id) {
+    const auto tier = touched(id);
+    if (tier && *tier != 0) into(0, id);
+    return tier;
+  }
+  [[nodiscard]] bool is_in(std::size_t tier, std::uint64_t id) const {
+    return std::ranges::find(lists[tier], id) != lists[tier].end();
+  }
+  /// The first tier that has it. Uses it in all.
+  std::optional<std::size_t> touched(std::uint64_t id) {
+    std::optional<std::size_t> out;
+    for (std::size_t k = 3; k-- > 0;) {
+      if (!is_in(k, id)) continue;
+      lists[k].remove(id);
+      lists[k].push_back(id);
+      out = k;
+    }
+    return out;
+  }
+  void into(std::size_t tier, std::uint64_t id) {
+    if (lists[tier].size() == slots[tier]) {
+      const std::uint64_t gone = lists[tier].front();
+      if (tier == 1 && !is_in(2, gone)) into(2, gone);
+      lists[tier].remove(gone);
+    }
+    lists[tier].push_back(id);
+  }
+
+  std::array<std::uint64_t, 3> slots;
+  kv_tiers_options options{.load_headroom = 0};
+  std::uint64_t bytes = block_bytes;
+  double share = 1;
+  std::array<host_space, 3> spaces{host_space({.budget = 1 << 16}), host_space({.budget = 1 << 16}),
+                                   host_space({.budget = 1 << 16})};
+  three_tiers stack;
+  std::array<std::list<std::uint64_t>, 3> lists;
+};
+
+}  // namespace
+
+TEST_CASE("a middle tier sends down what it evicts: hits by tier equal those of three lists") {
+  std::array<std::uint64_t, 3> hits{};
+  for (const std::uint64_t seed : seeds(60)) {
+    CAPTURE(seed);
+    random_numbers random(seed);
+    const std::array slots{1 + random.below(std::uint64_t{8}), 1 + random.below(std::uint64_t{12}),
+                           1 + random.below(std::uint64_t{20})};
+    three_rig r(slots, seed % 2 == 0 ? offload::store_policy(write_back{})
+                                     : offload::store_policy(demoting<write_back>{}));
+    for (int i = 0; i < 400; ++i) {
+      const std::uint64_t id = random.below(std::uint64_t{50});
+      if (random.once_in(2)) {
+        r.offload(id);
+        r.lists_offload(id);
+      } else {
+        const auto found = r.onboard(id);
+        REQUIRE(found == r.lists_onboard(id));
+        if (found) ++hits[*found];
+      }
+      for (std::size_t k = 0; k < 3; ++k)
+        r.stack.with(k, [&](const auto& level) { REQUIRE(level.slots[0].held() == r.lists[k].size()); });
+    }
+    CHECK(r.stack.audit() == std::vector<std::string>{});
+  }
+  for (const std::uint64_t each : hits)
+    CHECK(each > 100);
+}
+
+TEST_CASE(
+    "a block that a middle tier sends down stays there until the next tier has it, or the write fails") {
+  using stack_with_waits = detail::kv_tier_stack<offload::kv_tier<host_space>, offload::kv_tier<manual_space>,
+                                                 offload::kv_tier<manual_space>>;
+  for (const ending how : {ending::moved, ending::failed}) {
+    const kv_tiers_options options{.load_headroom = 0};
+    const std::uint64_t bytes = block_bytes;
+    const double share = 1;
+    host_space host({.budget = 1 << 12});
+    manual_space middle(block_bytes);
+    manual_space last(block_bytes);
+    offload::kv_tier below(middle, block_bytes, write_back{});
+    offload::kv_tier lowest(last, block_bytes);
+    below.granularity = lowest.granularity = 8;
+    stack_with_waits stack(options, std::span(&bytes, 1), std::span(&share, 1),
+                           offload::kv_tier(host, 4 * block_bytes, write_through{}), below, lowest);
+    const auto poll = [&] {
+      stack.poll(0, [](const detail::load_cookie&, slot_id, const failure&) noexcept {});
+    };
+    const auto offload = [&](std::uint64_t id) {
+      const auto slot = stack.begin_fill(0, key_from_id(id), detail::parent_digest::none, false);
+      REQUIRE(slot.has_value());
+      stack.settle(0, *slot);
+    };
+    const auto has = [&](std::size_t tier, std::uint64_t id) {
+      return stack.with(tier, [&](const auto& level) {
+        const auto slot = level.slots[0].find(key_from_id(id));
+        return slot && level.slots[0].is_ready(*slot);
+      });
+    };
+    const auto end_one = [&](manual_space& of, ending what) {
+      REQUIRE(of.transfers().can_end().size() == 1);
+      of.transfers().end(of.transfers().can_end()[0], what);
+      poll();
+    };
+    offload(1);
+    end_one(middle, ending::moved);
+    CHECK(has(1, 1));
+    offload(2);  // needs the middle tier's only slot
+    CHECK(has(1, 1));
+    end_one(middle, ending::moved);  // the read
+    CHECK(has(1, 1));
+    CHECK_FALSE(has(2, 1));
+    end_one(last, how);
+    CHECK(has(2, 1) == (how == ending::moved));
+    CHECK_FALSE(has(1, 1));
+    poll();
+    end_one(middle, ending::moved);
+    CHECK(has(1, 2));
+    CHECK(stack.is_idle());
+    CHECK(stack.audit() == std::vector<std::string>{});
   }
 }
 

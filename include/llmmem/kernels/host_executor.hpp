@@ -7,7 +7,10 @@
 #include <llmmem/kernels/rows.hpp>
 #include <llmmem/result.hpp>
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace llmmem {
 inline namespace v0 {
@@ -35,8 +38,12 @@ struct host_executor {
   template <cache_hint Read = cache_hint::streaming, cache_hint Write = cache_hint::kept, row_map Map,
             row_op Op>
   result<void> move(const Map& map, const Op& op) const noexcept {
-    // Alignment does not matter on a host: it moves packets by memcpy.
-    move_rows<widest_packet<Op>, Read, Write>(map, op, row_share{});
+    if constexpr (std::same_as<Op, copy_op>) {
+      copy_rows(map);
+    } else {
+      // Alignment does not matter on a host: it moves packets by memcpy.
+      move_rows<widest_packet<Op>, Read, Write>(map, op, row_share{});
+    }
     return {};
   }
 
@@ -58,6 +65,34 @@ struct host_executor {
   result<void> each(const Work& work) const noexcept {
     run_lanes(work, item_share{}, host_lanes(work.lanes()));
     return {};
+  }
+
+ private:
+  /// Copies rows that do not change on their way: memcpy uses the widest registers that the machine has. Rows
+  /// that continue each other at both ends, such as the tiles of a block, are one copy.
+  template <row_map Map>
+  static void copy_rows(const Map& map) noexcept {
+    const std::byte* from = nullptr;
+    std::byte* to = nullptr;
+    std::size_t bytes = 0;
+    const auto copy = [&]() noexcept {
+      if (bytes != 0) std::memcpy(to, from, bytes);
+    };
+    for (std::uint32_t part = 0; part < map.parts(); ++part) {
+      for (std::uint64_t row = 0; row < map.rows(); ++row) {
+        const row_move each = map.at(row, part);
+        if (each.elements == 0) continue;
+        if (bytes != 0 && each.from == from + bytes && each.to == to + bytes) {
+          bytes += each.elements;
+          continue;
+        }
+        copy();
+        from = each.from;
+        to = each.to;
+        bytes = each.elements;
+      }
+    }
+    copy();
   }
 };
 

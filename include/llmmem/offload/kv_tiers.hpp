@@ -307,7 +307,15 @@ class kv_tiers final : private offload::loss_listener {
 
   // Loading
 
-  void collect_parts(record& into, std::uint64_t chunks);
+  [[nodiscard]] std::uint32_t layers_to_restore(std::size_t group, std::uint32_t layer) const noexcept {
+    const std::uint32_t once = layers_at_once_[group];
+    const std::uint32_t all = mover_.layers(group);
+    const std::uint32_t end = layer / once * once;
+    return all - end > once ? end + once : all;
+  }
+  offload::kv_lookup_result find_parts(record* into, const kv_chain& chain, std::uint64_t first,
+                                       std::uint64_t chunks);
+  void take_parts(record& of) noexcept;
   void take_back(sequence_id sequence, std::uint64_t have) noexcept;
   [[nodiscard]] bool take_blocks(record& of) noexcept;
   [[nodiscard]] bool continues(sequence_id sequence, const kv_chain& chain,
@@ -317,15 +325,14 @@ class kv_tiers final : private offload::loss_listener {
   void restore(record& of, std::size_t group, std::uint32_t layers) noexcept;
   void free_restored(record& of) noexcept;
   void let_go(part& of) noexcept;
-  void give_up(part& of, part_state state) noexcept;
+  void give_up(record& from, part& of, part_state state) noexcept;
   void give_up_missing(record& of) noexcept;
-  [[nodiscard]] bool is_missing_any(const record& of, std::size_t group) const noexcept;
-  [[nodiscard]] static bool is_reading(const record& of) noexcept;
+  [[nodiscard]] bool is_reading(const record& of) const noexcept;
   void make_way(std::uint32_t slot) noexcept;
   result<fence_type> bring(std::uint32_t slot, std::size_t group, std::uint32_t layer) noexcept;
   offload::load_result finish(std::uint32_t slot) noexcept;
   void cancel(std::uint32_t slot) noexcept;
-  [[nodiscard]] std::uint64_t sound_tokens(const record& of) const noexcept;
+  [[nodiscard]] std::uint64_t count_parts(record& of) noexcept;
   void end(record& of) noexcept;
   void reap() noexcept;
   void proceed() noexcept;
@@ -335,8 +342,10 @@ class kv_tiers final : private offload::loss_listener {
   detail::cache_view<Cache> view_;
   Mover mover_;
   std::size_t groups_;
+  std::array<std::uint32_t, max_layer_groups> layers_at_once_{};
   detail::kv_tier_stack<Tiers...> stack_;
   detail::use_counts seen_;
+  bool stores_at_once_;  // whether the policy stores every block, so that no use need be counted
   detail::fixed_array<pending_save> saves_;
   std::size_t save_count_ = 0;
   std::vector<cursor> cursors_;  // by sequence slot and group, for the slots seen so far

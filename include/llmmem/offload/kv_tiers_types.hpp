@@ -33,6 +33,10 @@ struct kv_tiers_options {
   std::uint32_t max_loads = 64;  ///< loads that are prepared and have not ended
   /// How many slots of the first tier stores must leave to loads, in each group. Default: a sixteenth.
   std::uint64_t load_headroom = ~std::uint64_t{0};
+  /// A load copies layers together, until it moves this many bytes of each block at once: short runs cost
+  /// more than their bytes. `wait` of a layer then also brings the layers after it that are copied with it.
+  /// 1: each layer by itself.
+  std::uint64_t restore_bytes = 64 * 1024;
   /// For how many nanoseconds loads avoid a tier after a read or write failed there: its blocks are `unknown`
   /// meanwhile.
   std::uint64_t quiet_ns = 100'000'000;

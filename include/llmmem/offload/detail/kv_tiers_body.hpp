@@ -18,6 +18,8 @@ kv_tiers<Cache, Mover, Tiers...>::kv_tiers(Cache& cache, Mover mover, kv_tiers_o
       groups_(view_.groups().size()),
       stack_(options_, bytes_of_blocks(mover_), shares(), places...),
       seen_(4 * stack_.first().slots[0].capacity(), options_.metadata),
+      stores_at_once_(options_.store.writes_at == &write_through::writes_at ||
+                      options_.store.writes_at == &demoting<write_through>::writes_at),
       saves_(options_.max_transfers, options_.metadata, "kv_tiers: blocks on their way down"),
       loads_(options_.max_loads) {
   offload::tier_link& link = detail::link_finder<observer_type>::of(cache.observer());
@@ -27,6 +29,12 @@ kv_tiers<Cache, Mover, Tiers...>::kv_tiers(Cache& cache, Mover mover, kv_tiers_o
                          "other first, or give one of them more tiers");
   }
   link.attach(this);
+  for (std::size_t g = 0; g < groups_; ++g) {
+    const std::uint64_t layer_bytes = mover_.block_bytes(g) / mover_.layers(g);
+    const std::uint64_t wanted = layer_bytes == 0 ? 1 : options_.restore_bytes / layer_bytes;
+    const std::uint64_t most = mover_.layers(g);
+    layers_at_once_[g] = static_cast<std::uint32_t>(wanted == 0 ? 1 : wanted < most ? wanted : most);
+  }
 }
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
@@ -135,7 +143,8 @@ template <class Cache, offload::kv_mover Mover, class... Tiers>
 template <class Elsewhere>
 offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::lookup_with(
     const kv_chain& chain, std::uint64_t first, std::uint64_t chunks, Elsewhere&& elsewhere) const noexcept {
-  offload::kv_lookup_result out = each_hit(chain, first, chunks, elsewhere, [](const auto&) noexcept {});
+  offload::kv_lookup_result out =
+      each_hit(chain, first, chunks, elsewhere, [](const auto&, const auto&) noexcept {});
   if constexpr (detail::cache_view<Cache>::is_hybrid) {
     each_needed(chain, first, out.tokens, now(), [&](std::size_t, offload::answer, std::size_t tier) {
       ++(tier < tiers ? out.blocks[tier] : out.elsewhere);
@@ -165,8 +174,8 @@ void kv_tiers<Cache, Mover, Tiers...>::each_needed(const kv_chain& chain, std::u
   }
 }
 
-/// Calls `on_hit(result)` for each length that can be loaded, from the shortest on, with the blocks by tier
-/// if the cache has one group; returns the last one.
+/// Calls `on_hit(result, place)` for each length that can be loaded, from the shortest on, with the blocks by
+/// tier if the cache has one group, and the place of the last of them; returns the last one.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 template <class Elsewhere, class OnHit>
 offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::each_hit(const kv_chain& chain,
@@ -184,6 +193,7 @@ offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::each_hit(const kv_ch
   std::uint64_t from_elsewhere = 0;
   for (std::uint64_t c = 1; c <= chunks && !scan.is_exhausted(); ++c) {
     const std::uint64_t length = c * step;
+    detail::tier_place_found place{tiers, no_slot};
     for (std::size_t g = 0; g < groups_; ++g) {
       const layer_group& group = groups[g];
       if (length % group.block_tokens != 0) continue;
@@ -194,6 +204,7 @@ offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::each_hit(const kv_ch
       if (length > first) {
         const auto found = look(g, detail::tier_key(chain.keys()[static_cast<std::size_t>(c - 1)], g), at);
         is_there = found.first == offload::answer::hit;
+        place = found.second;
         if (is_there) {
           ++from[found.second.tier];
         } else if (elsewhere(g, c, found.first)) {
@@ -212,7 +223,7 @@ offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::each_hit(const kv_ch
         out.elsewhere = from_elsewhere;
       }
       if (c == chunks) out.next = offload::answer::hit;
-      on_hit(std::as_const(out));
+      on_hit(std::as_const(out), std::as_const(place));
     }
   }
   return out;

@@ -20,7 +20,7 @@ offload::load_choice kv_tiers<Cache, Mover, Tiers...>::choose_load(
       [](std::size_t, std::uint64_t, offload::answer found) noexcept {
         return found == offload::answer::pending;
       },
-      [&](const offload::kv_lookup_result& found) noexcept {
+      [&](const offload::kv_lookup_result& found, const detail::tier_place_found&) noexcept {
         offload::loadable_length length{.tokens = found.tokens};
         if constexpr (detail::cache_view<Cache>::is_hybrid) {
           // No earlier than the scan: a tier that answered then is not quiet now.

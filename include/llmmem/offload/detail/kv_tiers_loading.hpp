@@ -28,26 +28,27 @@ result<typename kv_tiers<Cache, Mover, Tiers...>::load> kv_tiers<Cache, Mover, T
     const std::uint64_t worth = choose_load(chain, have, limit < whole ? limit : whole, *limits.costs).tokens;
     limit = (worth + step - 1) / step;
   }
-  const offload::kv_lookup_result where =
-      lookup_with(chain, have, limit < whole ? limit : whole,
-                  [](std::size_t, std::uint64_t, offload::answer) noexcept { return false; });
-  load empty;
-  empty.result_ = {.first = have, .tokens = have, .wanted = have};
-  if (where.loadable() == 0) return empty;
+  limit = limit < whole ? limit : whole;
   std::uint32_t slot = 0;
   while (slot < loads_.size() && loads_[slot].state != record::phase::free)
     ++slot;
-  if (slot == loads_.size()) return refusal(errc::table_full, 0, loads_.size() + 1, loads_.size());
+  record* const place = slot < loads_.size() ? &loads_[slot] : nullptr;
+  const offload::kv_lookup_result where = find_parts(place, chain, have, limit);
+  load empty;
+  empty.result_ = {.first = have, .tokens = have, .wanted = have};
+  if (where.loadable() == 0) return empty;
+  if (place == nullptr) return refusal(errc::table_full, 0, loads_.size() + 1, loads_.size());
 
-  record& made = loads_[slot];
+  record& made = *place;
   const std::uint64_t most = limits.patience_ns.value_or(options_.patience_ns);
   const std::uint64_t begun = now();
   made.sequence = sequence;
   made.chain = &chain;
   made.deadline = most > ~std::uint64_t{0} - begun ? ~std::uint64_t{0} : begun + most;
   made.first_queued = 0;
+  made.progress = {};
   made.wanted = {.first = have, .tokens = have, .wanted = where.tokens};
-  collect_parts(made, (where.tokens + step - 1) / step);
+  take_parts(made);
   // The tiers' slots are pinned by now, so blocks that the cache evicts for the load cannot displace them.
   made.state = record::phase::running;
   if (const auto grown = view_.grow(sequence, chain, where.tokens); !grown) {
@@ -99,48 +100,76 @@ void kv_tiers<Cache, Mover, Tiers...>::take_back(sequence_id sequence, std::uint
   static_cast<void>(cache.invalidate(sequence, have));  // otherwise those tokens are at least never committed
 }
 
-/// Collects the parts of a load of the chain's first `chunks` chunks, and pins their slots.
+/// Looks for the blocks of the chain's first `chunks` chunks, and notes in `into`, unless that is null, where
+/// each block of a load is.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
-void kv_tiers<Cache, Mover, Tiers...>::collect_parts(record& into, std::uint64_t chunks) {
-  const std::uint64_t step = into.chain->chunk_tokens();
-  const std::uint64_t at = now();
-  into.parts.clear();
-  // Everything that may throw comes before the first pin.
-  std::size_t most = 0;
-  for (std::size_t g = 0; g < groups_; ++g) {
-    into.layer_fences[g].assign(mover_.layers(g), fence_type{});
-    detail::for_each_needed(view_.groups()[g], chunks * step, [&](std::uint64_t) { ++most; });
-  }
-  into.parts.reserve(most);
-  for (std::size_t g = 0; g < groups_; ++g) {
-    const layer_group& group = view_.groups()[g];
-    detail::for_each_needed(group, chunks * step, [&](std::uint64_t index) {
-      const std::uint64_t end = (index + 1) * group.block_tokens;
-      if (end <= into.wanted.first) return;
-      const block_key key = detail::tier_key(into.chain->keys()[static_cast<std::size_t>(end / step - 1)], g);
-      const auto found = look(g, key, at).second;
-      const auto tier = static_cast<std::uint8_t>(found.tier);
-      into.parts.push_back({.key = key,
-                            .group = static_cast<std::uint32_t>(g),
-                            .index = static_cast<std::uint32_t>(index),
-                            .slot = found.slot,
-                            .tier = tier,
-                            .from = tier,
-                            .state = tier == 0 ? part_state::ready : part_state::queued});
-      stack_.with(tier, [&](auto& level) {
-        level.slots[g].pin(found.slot);
-        level.slots[g].begin_load(found.slot);
+offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::find_parts(record* into, const kv_chain& chain,
+                                                                       std::uint64_t first,
+                                                                       std::uint64_t chunks) {
+  const std::uint64_t step = chain.chunk_tokens();
+  const auto nowhere_else = [](std::size_t, std::uint64_t, offload::answer) noexcept { return false; };
+  const auto add = [&](std::size_t g, std::uint64_t index, const detail::tier_place_found& found) noexcept {
+    const auto tier = static_cast<std::uint8_t>(found.tier);
+    into->parts.push_back({.group = static_cast<std::uint32_t>(g),
+                           .index = static_cast<std::uint32_t>(index),
+                           .slot = found.slot,
+                           .tier = tier,
+                           .from = tier,
+                           .state = tier == 0 ? part_state::ready : part_state::queued});
+  };
+  if (into == nullptr) return lookup_with(chain, first, chunks, nowhere_else);
+  into->parts.clear();
+  for (std::size_t g = 0; g < groups_; ++g)
+    into->layer_fences[g].assign(mover_.layers(g), fence_type{});
+  if constexpr (!detail::cache_view<Cache>::is_hybrid) {
+    // Each length that can be loaded adds one block: the scan that finds the length finds all blocks.
+    if (chunks > first / step) into->parts.reserve(static_cast<std::size_t>(chunks - first / step));
+    std::uint64_t next = first / step;
+    return each_hit(
+        chain, first, chunks, nowhere_else,
+        [&](const auto&, const detail::tier_place_found& found) noexcept { add(0, next++, found); });
+  } else {
+    const offload::kv_lookup_result out = lookup_with(chain, first, chunks, nowhere_else);
+    if (out.tokens == first) return out;
+    const std::uint64_t end = (out.tokens + step - 1) / step * step;
+    std::size_t most = 0;
+    for (const layer_group& group : view_.groups())
+      detail::for_each_needed(group, end, [&](std::uint64_t) { ++most; });
+    into->parts.reserve(most);
+    const std::uint64_t at = now();
+    for (std::size_t g = 0; g < groups_; ++g) {
+      const layer_group& group = view_.groups()[g];
+      detail::for_each_needed(group, end, [&](std::uint64_t index) {
+        const std::uint64_t last = (index + 1) * group.block_tokens;
+        if (last <= first) return;
+        const block_key& key = chain.keys()[static_cast<std::size_t>(last / step - 1)];
+        add(g, index, look(g, detail::tier_key(key, g), at).second);
       });
-      stack_.touch(g, key);
-    });
+    }
+    return out;
+  }
+}
+
+/// Pins the slots of a load's parts, and counts their use.
+template <class Cache, offload::kv_mover Mover, class... Tiers>
+void kv_tiers<Cache, Mover, Tiers...>::take_parts(record& of) noexcept {
+  const std::uint64_t step = of.chain->chunk_tokens();
+  for (const part& each : of.parts) {
+    const std::uint64_t end = (std::uint64_t{each.index} + 1) * view_.groups()[each.group].block_tokens;
+    const block_key& key = of.chain->keys()[static_cast<std::size_t>(end / step - 1)];
+    stack_.take(each.tier, each.group, each.slot, detail::tier_key(key, each.group));
+    of.progress[each.group].missing += each.state == part_state::queued ? 1U : 0U;
   }
 }
 
 /// Finds the blocks that receive the parts, and pins them. Returns whether all could be pinned.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 bool kv_tiers<Cache, Mover, Tiers...>::take_blocks(record& of) noexcept {
+  std::span<const block_id> table;
+  std::size_t group = groups_;
   for (part& each : of.parts) {
-    const block_id block = view_.table(of.sequence, each.group)[each.index];
+    if (each.group != group) table = view_.table(of.sequence, group = each.group);
+    const block_id block = table[each.index];
     if (!view_.cache().pin(block)) return false;
     each.block = block;
   }
@@ -158,9 +187,12 @@ void kv_tiers<Cache, Mover, Tiers...>::let_go(part& of) noexcept {
 }
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
-void kv_tiers<Cache, Mover, Tiers...>::give_up(part& of, part_state state) noexcept {
+void kv_tiers<Cache, Mover, Tiers...>::give_up(record& from, part& of, part_state state) noexcept {
   // The slot stays as long as a copy into the cache reads it.
   if (of.layers == 0) let_go(of);
+  detail::load_progress& progress = from.progress[of.group];
+  if (of.state == part_state::queued || of.state == part_state::reading) --progress.missing;
+  if (of.state == part_state::reading) --progress.reading;
   of.state = state;
 }
 
@@ -169,7 +201,7 @@ template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::give_up_missing(record& of) noexcept {
   for (part& each : of.parts) {
     if (each.state == part_state::queued || each.state == part_state::reading)
-      give_up(each, part_state::late);
+      give_up(of, each, part_state::late);
   }
   stack_.forget_reader(static_cast<std::uint32_t>(&of - loads_.data()), of.generation);
 }
@@ -187,9 +219,10 @@ void kv_tiers<Cache, Mover, Tiers...>::begin_reads(std::uint32_t slot) noexcept 
     if (came == begun::no_slot || came == begun::no_transfer) return;
     if (came == begun::yes) {
       each.state = part_state::reading;
+      ++of.progress[each.group].reading;
     } else {
       if (came == begun::failed && of.wanted.why.code == errc::ok) of.wanted.why = stack_.last_failure();
-      give_up(each, part_state::bad);
+      give_up(of, each, part_state::bad);
     }
   }
 }
@@ -200,6 +233,9 @@ void kv_tiers<Cache, Mover, Tiers...>::arrive(const detail::load_cookie& waiting
   record& of = loads_[waiting.load];
   part& each = of.parts[waiting.entry];
   let_go(each);  // releases the slot in the lower tier
+  detail::load_progress& progress = of.progress[each.group];
+  --progress.missing;
+  --progress.reading;
   if (why.code != errc::ok) {
     if (of.wanted.why.code == errc::ok) of.wanted.why = why;
     each.state = part_state::bad;
@@ -208,12 +244,15 @@ void kv_tiers<Cache, Mover, Tiers...>::arrive(const detail::load_cookie& waiting
   each.tier = 0;
   each.slot = upper;
   each.state = part_state::ready;
+  progress.layers = 0;
   stack_.first().slots[each.group].begin_load(upper);
 }
 
 /// Begins to copy into the cache the blocks in the first tier, up to `layers` layers of a group.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::restore(record& of, std::size_t group, std::uint32_t layers) noexcept {
+  if (of.progress[group].layers >= layers) return;
+  of.progress[group].layers = layers;
   std::array<offload::slot_pair, offload::max_slot_pairs> pairs;
   std::array<part*, offload::max_slot_pairs> which{};
   std::size_t count = 0;
@@ -243,7 +282,7 @@ void kv_tiers<Cache, Mover, Tiers...>::restore(record& of, std::size_t group, st
   for (part& each : of.parts) {
     if (each.group != group || each.state != part_state::ready || each.layers >= layers) continue;
     if (each.is_wrong) {
-      give_up(each, part_state::bad);
+      give_up(of, each, part_state::bad);
       continue;
     }
     if (count == pairs.size() || (count != 0 && which[0]->layers != each.layers)) begin();
@@ -262,20 +301,11 @@ void kv_tiers<Cache, Mover, Tiers...>::free_restored(record& of) noexcept {
 }
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
-bool kv_tiers<Cache, Mover, Tiers...>::is_missing_any(const record& of, std::size_t group) const noexcept {
-  for (const part& each : of.parts) {
-    if (each.group == group && (each.state == part_state::queued || each.state == part_state::reading))
-      return true;
-  }
-  return false;
-}
-
-template <class Cache, offload::kv_mover Mover, class... Tiers>
-bool kv_tiers<Cache, Mover, Tiers...>::is_reading(const record& of) noexcept {
-  for (const part& each : of.parts) {
-    if (each.state == part_state::reading) return true;
-  }
-  return false;
+bool kv_tiers<Cache, Mover, Tiers...>::is_reading(const record& of) const noexcept {
+  std::uint64_t reading = 0;
+  for (std::size_t g = 0; g < groups_; ++g)
+    reading += of.progress[g].reading;
+  return reading != 0;
 }
 
 /// If parts are queued for a slot, restores all layers of the ready parts, so that their slots become free
@@ -310,15 +340,15 @@ result<typename Mover::fence_type> kv_tiers<Cache, Mover, Tiers...>::bring(std::
   for (;;) {
     proceed();
     begin_reads(slot);
-    restore(of, group, layer + 1);
-    if (!is_missing_any(of, group)) return of.layer_fences[group][layer];
+    restore(of, group, layers_to_restore(group, layer));
+    if (of.progress[group].missing == 0) return of.layer_fences[group][layer];
     free_restored(of);
     if (now() >= of.deadline) {
       give_up_missing(of);
       continue;
     }
     make_way(slot);
-    if (!is_missing_any(of, group)) continue;
+    if (of.progress[group].missing == 0) continue;
     if (of.deadline != ~std::uint64_t{0}) {
       pause();
     } else if (!stack_.wait_for_one(slot, of.generation)) {
@@ -327,18 +357,37 @@ result<typename Mover::fence_type> kv_tiers<Cache, Mover, Tiers...>::bring(std::
   }
 }
 
-/// Returns the leading tokens of the sequence whose blocks have the right contents.
+/// Waits for the copies of a load's parts, counts them, and returns the leading tokens of the sequence whose
+/// blocks have the right contents.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
-std::uint64_t kv_tiers<Cache, Mover, Tiers...>::sound_tokens(const record& of) const noexcept {
+std::uint64_t kv_tiers<Cache, Mover, Tiers...>::count_parts(record& of) noexcept {
   const Cache& cache = view_.cache();
   std::uint64_t sound = of.wanted.wanted;
-  for (const part& each : of.parts) {
-    const std::uint64_t first = std::uint64_t{each.index} * view_.groups()[each.group].block_tokens;
-    if ((each.state != part_state::restored || each.is_wrong) && first < sound) sound = first;
+  std::span<const block_id> table;
+  std::size_t group = groups_;
+  for (part& each : of.parts) {
+    if (each.layers != 0) {
+      if (const auto copied = detail::settled(each.fence); !copied) {
+        each.state = part_state::bad;
+        if (of.wanted.why.code == errc::ok) of.wanted.why = copied.error();
+      }
+    }
+    if (each.group != group) table = view_.table(of.sequence, group = each.group);
+    const bool is_right = each.state == part_state::restored && !each.is_wrong;
     // Against the contract, the sequence was truncated and grown again, and has another block here.
-    const auto table = view_.table(of.sequence, each.group);
-    if ((each.index >= table.size() || table[each.index] != each.block) && first < sound) sound = first;
+    if (!is_right || each.index >= table.size() || table[each.index] != each.block) {
+      const std::uint64_t first = std::uint64_t{each.index} * view_.groups()[each.group].block_tokens;
+      if (first < sound) sound = first;
+    }
+    if (is_right) {
+      ++of.wanted.blocks[each.from];
+    } else if (each.state == part_state::late) {
+      ++of.wanted.late_blocks;
+    } else {
+      ++of.wanted.failed_blocks;
+    }
   }
+  stack_.count_loaded(of.wanted.blocks);
   if (!cache.check(of.sequence)) return of.wanted.first < sound ? of.wanted.first : sound;
   if (const std::uint64_t prefix = cache.prefix_tokens(of.sequence); prefix < sound) sound = prefix;
   if constexpr (detail::cache_view<Cache>::is_hybrid) {
@@ -356,24 +405,7 @@ offload::load_result kv_tiers<Cache, Mover, Tiers...>::finish(std::uint32_t slot
   record& of = loads_[slot];
   for (std::size_t g = 0; g < groups_; ++g)
     static_cast<void>(bring(slot, g, mover_.layers(g) - 1));
-  for (part& each : of.parts) {
-    if (each.layers == 0) continue;
-    if (const auto copied = detail::settled(each.fence); !copied) {
-      each.state = part_state::bad;
-      if (of.wanted.why.code == errc::ok) of.wanted.why = copied.error();
-    }
-  }
-  of.wanted.tokens = sound_tokens(of);
-  for (const part& each : of.parts) {
-    if (each.state == part_state::restored && !each.is_wrong) {
-      ++of.wanted.blocks[each.from];
-      stack_.count_loaded(each.from);
-    } else if (each.state == part_state::late) {
-      ++of.wanted.late_blocks;
-    } else {
-      ++of.wanted.failed_blocks;
-    }
-  }
+  of.wanted.tokens = count_parts(of);
   const bool is_complete = of.wanted.tokens == of.wanted.wanted;
   static_cast<void>(view_.cache().limit_commits(of.sequence, is_complete ? unlimited : of.wanted.tokens));
   if (of.wanted.tokens > of.wanted.first && view_.cache().check(of.sequence)) {
@@ -390,7 +422,7 @@ void kv_tiers<Cache, Mover, Tiers...>::cancel(std::uint32_t slot) noexcept {
   record& of = loads_[slot];
   give_up_missing(of);
   for (part& each : of.parts) {
-    if (each.state == part_state::ready) give_up(each, part_state::late);
+    if (each.state == part_state::ready) give_up(of, each, part_state::late);
   }
   of.state = record::phase::ending;
   reap();
@@ -436,7 +468,7 @@ bool kv_tiers<Cache, Mover, Tiers...>::load::has_arrived() noexcept {
     tiers_->begin_reads(slot_);
   }
   for (std::size_t g = 0; g < tiers_->groups_; ++g) {
-    if (tiers_->is_missing_any(tiers_->loads_[slot_], g)) return false;
+    if (of.progress[g].missing != 0) return false;
   }
   return true;
 }

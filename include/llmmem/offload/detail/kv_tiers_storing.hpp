@@ -31,9 +31,14 @@ result<std::uint64_t> kv_tiers<Cache, Mover, Tiers...>::store(sequence_id sequen
     const auto known =
         at.next == 0 || at.next > table.size() ? std::nullopt : cache.cached_key(table[at.next - 1]);
     if (at.next > table.size() || (known && *known != at.last))
-      at.next = 0;  // the sequence was truncated, and has grown differently
+      at.next = 0;                    // the sequence was truncated, and has grown differently
+    constexpr std::size_t ahead = 8;  // blocks ahead whose cache lines of the tiers' indices are prefetched
     for (; at.next < end; ++at.next) {
       const block_id block = table[at.next];
+      if (at.next + ahead < end) {
+        if (const auto later = cache.cached_key(table[at.next + ahead]))
+          stack_.prefetch(g, detail::tier_key(*later, g));
+      }
       const auto key = cache.cached_key(block);
       if (!key) continue;
       const considered came =
@@ -58,7 +63,7 @@ typename kv_tiers<Cache, Mover, Tiers...>::considered kv_tiers<Cache, Mover, Tie
     if (found->tier == 0 && stack_.first().slots[group].is_ready(found->slot)) stack_.use(group, found->slot);
     return considered::stored;
   }
-  if (!options_.store.writes_at(seen_.count(named))) return considered::passed;
+  if (!stores_at_once_ && !options_.store.writes_at(seen_.count(named))) return considered::passed;
   if (!has_place_to_save()) {
     begin_saves(0);
     poll_saves();

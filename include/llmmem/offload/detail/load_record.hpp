@@ -5,7 +5,6 @@
 #include <llmmem/config.hpp>
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/failure.hpp>
-#include <llmmem/hash/block_key.hpp>
 #include <llmmem/offload/kv_chain.hpp>
 #include <llmmem/offload/kv_tiers_types.hpp>
 #include <llmmem/paging/ids.hpp>
@@ -32,7 +31,6 @@ enum class part_state : std::uint8_t {
 /// One block of a load.
 template <class Fence>
 struct load_part {
-  block_key key{};  ///< its key in the tiers
   std::uint32_t group = 0;
   std::uint32_t index = 0;  ///< its index in the sequence's table
   block_id block = null_block;
@@ -43,6 +41,13 @@ struct load_part {
   bool is_wrong = false;     ///< its contents were withdrawn while it loaded
   std::uint32_t layers = 0;  ///< layers whose copies have begun
   Fence fence{};             ///< the fence of the last copy
+};
+
+/// How far the blocks of one group of a load are.
+struct load_progress {
+  std::uint64_t missing = 0;  ///< parts that are queued or reading
+  std::uint64_t reading = 0;
+  std::uint32_t layers = 0;  ///< every part that is ready or restored has begun at least these
 };
 
 /// A load, from `prepare_load` until it and its copies have ended.
@@ -58,6 +63,7 @@ struct load_record {
   std::uint32_t first_queued = 0;  ///< parts before it are not queued
   offload::load_result wanted{};
   std::vector<load_part<Fence>> parts;
+  std::array<load_progress, max_layer_groups> progress{};
   std::array<std::vector<Fence>, max_layer_groups> layer_fences;
 };
 

@@ -8,6 +8,7 @@
 #include <llmmem/offload/detail/tier_slots.hpp>
 #include <llmmem/offload/kv_tiers_types.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -37,6 +38,9 @@ struct tier_level {
     std::uint32_t checksum = 0;
     bool goes_down = false;
     bool for_room = false;  ///< the upper slot must become free afterwards
+    bool demotes = false;   ///< the block moves to the next tier, by way of a reserved slot of the first one
+    bool has_arrived = false;  ///< of a demotion: its bytes are in the reserved slot, and right
+    slot_id source = no_slot;  ///< of a demotion's write: the block's slot in the tier above
     load_cookie waiting{};
   };
   struct owed_write {
@@ -65,6 +69,7 @@ struct tier_level {
   fixed_array<owed_write> owed;  // writes to this tier that have not begun: a ring
   std::size_t owed_first = 0;
   std::size_t owed_count = 0;
+  std::array<std::uint64_t, max_layer_groups> demoting{};  // slots here whose blocks move to the next tier
   std::uint64_t quiet_until = 0;
   offload::kv_tier_stats counted{};
 };

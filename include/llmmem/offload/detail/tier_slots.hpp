@@ -81,6 +81,13 @@ class tier_slots {
     eviction_.unpin(policy_slot(slot));
     ++candidates_;
   }
+  /// Takes a slot that never has contents of its own: memory for blocks that pass. @pre a slot is free
+  slot_id reserve() noexcept {
+    const slot_id slot{free_[--free_count_]};
+    at(slot) = {.pins = 1, .state = slot_state::reserved};
+    ++reserved_;
+    return slot;
+  }
   [[nodiscard]] bool is_free(slot_id slot) const noexcept { return at(slot).state == slot_state::free; }
   void end_recovery() noexcept {
     free_count_ = 0;
@@ -161,7 +168,7 @@ class tier_slots {
   /// Returns the number of slots that are free, or can be evicted.
   [[nodiscard]] std::uint64_t available() const noexcept { return free_count_ + candidates_; }
   /// Returns the number of slots that transfers or loads use.
-  [[nodiscard]] std::uint64_t in_use() const noexcept { return capacity() - available(); }
+  [[nodiscard]] std::uint64_t in_use() const noexcept { return capacity() - available() - reserved_; }
   [[nodiscard]] std::uint64_t held() const noexcept { return index_.size(); }
   /// Returns how many keys have come or left so far.
   [[nodiscard]] std::uint64_t changes() const noexcept { return changes_; }
@@ -200,7 +207,7 @@ class tier_slots {
   }
 
  private:
-  enum class slot_state : std::uint8_t { free, filling, ready, doomed };
+  enum class slot_state : std::uint8_t { free, filling, ready, doomed, reserved };
   struct entry {
     parent_digest parent = parent_digest::unknown;
     std::uint32_t checksum = 0;
@@ -214,9 +221,9 @@ class tier_slots {
   [[nodiscard]] const entry& at(slot_id slot) const noexcept { return entries_[to_index(slot)]; }
   [[nodiscard]] static block_id block_of(slot_id slot) noexcept { return block_id{to_index(slot) + 1}; }
   [[nodiscard]] static slot_id policy_slot(slot_id slot) noexcept { return slot; }
-  [[nodiscard]] access_hint hint_of(slot_id slot) const noexcept {
+  [[nodiscard]] access_hint hint_of([[maybe_unused]] slot_id slot) const noexcept {
     access_hint hint;
-    hint.content = key(slot).low | 1U;
+    if constexpr (!ignores_hints<Eviction>) hint.content = key(slot).low | 1U;
     return hint;
   }
   void doom(slot_id slot) noexcept {
@@ -235,6 +242,7 @@ class tier_slots {
   Eviction eviction_;
   std::uint64_t free_count_;
   std::uint64_t candidates_ = 0;
+  std::uint64_t reserved_ = 0;
   std::uint64_t evictions_ = 0;
   std::uint64_t changes_ = 0;
 };

@@ -48,7 +48,8 @@ class kv_tier_stack {
                 std::span<const double> shares, const Tiers&... tiers)
       : options_(&options), groups_(block_bytes.size()), levels_(make_level(tiers, block_bytes, shares)...) {
     for (std::size_t g = 0; g < groups_; ++g) {
-      const std::uint64_t slots = first().slots[g].capacity();
+      std::uint64_t slots = first().slots[g].capacity();
+      if (has_demoting_middle()) slots -= reserve_passage(g);
       headroom_[g] = options.load_headroom == ~std::uint64_t{0} ? slots / 16 : options.load_headroom;
       if (headroom_[g] >= slots) {
         throw argument_error(options.name + ": load_headroom is " + std::to_string(headroom_[g]) +
@@ -86,6 +87,19 @@ class kv_tier_stack {
   void touch(std::size_t group, const block_key& key) noexcept {
     each_level(*this, [&](std::size_t, auto& level) {
       if (const auto slot = level.slots[group].find(key)) level.slots[group].touch(*slot);
+    });
+  }
+  /// Pins contents of tier `k` for a load, and counts a use in every tier that has the key.
+  void take(std::size_t k, std::size_t group, slot_id slot, const block_key& key) noexcept {
+    each_level(*this, [&](std::size_t at, auto& level) {
+      auto& slots = level.slots[group];
+      if (at == k) {
+        slots.pin(slot);
+        slots.begin_load(slot);
+        slots.touch(slot);
+      } else if (const auto copy = slots.find(key)) {
+        slots.touch(*copy);
+      }
     });
   }
   void prefetch(std::size_t group, const block_key& key) const noexcept {
@@ -313,12 +327,32 @@ class kv_tier_stack {
     });
   }
   [[nodiscard]] const failure& last_failure() const noexcept { return last_failure_; }
-  void count_loaded(std::size_t k) noexcept {
-    with(k, [&](auto& level) { ++level.counted.loaded; });
+  /// Counts blocks that a load took from each tier.
+  void count_loaded(std::span<const std::uint64_t> blocks) noexcept {
+    each_level(*this, [&](std::size_t k, auto& level) { level.counted.loaded += blocks[k]; });
   }
 
  private:
   enum class sent : std::uint8_t { begun, later, impossible };
+
+  /// Returns whether a tier between the first and the last sends down what it evicts.
+  [[nodiscard]] bool has_demoting_middle() const noexcept {
+    bool any = false;
+    each_lower(*this, [&](std::size_t k, const auto& level) {
+      any = any || (k + 1 < levels && level.down.on_eviction);
+    });
+    return any;
+  }
+  /// Reserves slots of the first tier for demotions of a group: a block that a middle tier evicts must not
+  /// displace one that waits for that tier. Returns how many.
+  std::uint64_t reserve_passage(std::size_t group) {
+    auto& slots = first().slots[group];
+    std::uint64_t wanted = slots.capacity() / 64;
+    wanted = wanted == 0 ? 1 : wanted < 16 ? wanted : 16;
+    for (std::uint64_t i = 0; i < wanted; ++i)
+      passage_[group].push_back(slots.reserve());
+    return wanted;
+  }
 
   template <class Tier>
   [[nodiscard]] tier_level<Tier> make_level(const Tier& tier, std::span<const std::uint64_t> block_bytes,
@@ -401,14 +435,9 @@ class kv_tier_stack {
       if (slots.find(above.key(upper))) return sent::impossible;
       if (level.transfer_count == level.transfers.size()) return sent::later;
       if (slots.free() == 0) {
-        const auto victim = slots.victim();
-        if (!victim) {
-          ++level.counted.declined;
-          return sent::impossible;
-        }
-        const block_key gone = slots.key(*victim);
-        slots.evict(*victim);
-        forget(level, gone);
+        if (const sent room = make_room<K>(group); room != sent::begun) return room;
+        // A demotion that tier `K` began for the room may have taken the last transfer.
+        if (level.transfer_count == level.transfers.size()) return sent::later;
       }
       const slot_id lower = slots.begin_fill(above.key(upper), above.parent(upper));
       const std::span<const std::byte> bytes = first().medium.bytes_of(group, upper);
@@ -434,6 +463,16 @@ class kv_tier_stack {
       return sent::begun;
     }
   }
+  template <std::size_t K>
+  sent make_room(std::size_t group) noexcept;
+  template <class Level>
+  void leave(Level& level, std::size_t group, slot_id slot) noexcept;
+  template <class Level>
+  sent begin_demotion(Level& level, std::size_t group, slot_id lower) noexcept;
+  template <class Level>
+  void end_demotion(Level& level, std::size_t group, slot_id by, slot_id lower) noexcept;
+  template <std::size_t K, class Transfer>
+  bool continue_demotion(Transfer& of, std::uint64_t now) noexcept;
   /// Sends ready contents of the first tier to tier `K`, if the policy of the tier above `K` says so.
   template <std::size_t K>
   void pass_down(std::size_t group, slot_id upper) noexcept {
@@ -477,10 +516,14 @@ class kv_tier_stack {
       std::size_t kept = 0;
       bool is_write_under_way = false;
       for (std::size_t i = 0; i < level.transfer_count; ++i) {
-        const auto done = level.transfers[i];
+        auto done = level.transfers[i];
         if (!done.fence.ready() || (done.goes_down && is_write_under_way)) {
           is_write_under_way = is_write_under_way || done.goes_down;
           level.transfers[kept++] = done;
+          continue;
+        }
+        if (done.demotes && !done.goes_down) {
+          if (!continue_demotion<K>(done, now)) level.transfers[kept++] = done;
           continue;
         }
         const result<void> outcome = level.medium.outcome_of(done.fence);
@@ -513,6 +556,9 @@ class kv_tier_stack {
       }
       slots.unpin(done.lower);
       if (wanted && above.is_ready(done.upper)) pass_down<K + 1>(done.group, done.upper);
+    }
+    if constexpr (K > 1) {
+      if (done.demotes) return end_demotion(std::get<K - 1>(levels_), done.group, done.upper, done.source);
     }
     above.unpin(done.upper);
     if (done.for_room) --leaving_[done.group];
@@ -590,6 +636,8 @@ class kv_tier_stack {
   // Slots of the first tier that will leave once they are written.
   std::array<std::uint64_t, max_layer_groups> leaving_{};
   std::tuple<tier_level<Tiers>...> levels_;
+  // Slots of the first tier through which blocks pass from a middle tier to the next, and that none uses now.
+  std::array<std::vector<slot_id>, max_layer_groups> passage_;
   failure last_failure_{};
   failure index_failure_{};  // the first index update that failed since the last `sync`
 };
@@ -626,3 +674,5 @@ std::uint64_t kv_tier_stack<Tiers...>::drop_with_followers(const block_key& key)
 }  // namespace detail
 }  // namespace v0
 }  // namespace llmmem
+
+#include <llmmem/offload/detail/tier_demotion.hpp>
