@@ -334,6 +334,7 @@
 #include <llmmem/training/loss_scale.hpp>
 #include <llmmem/training/memory_chunks.hpp>
 #include <llmmem/training/merge_sums.hpp>
+#include <llmmem/training/outer_rounds.hpp>
 #include <llmmem/training/recompute_plan.hpp>
 #include <llmmem/training/step_pieces.hpp>
 #include <llmmem/training/training_plan.hpp>
