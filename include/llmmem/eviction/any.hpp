@@ -52,7 +52,7 @@ class any_eviction {
       : functions_(&functions_of<Policy>), source_(source) {
     void* memory = detail::allocate_metadata(source_, sizeof(Policy), alignof(Policy), "any_eviction");
     try {
-      Policy* const made = ::new (memory) Policy(capacity, source);
+      auto* const made = ::new (memory) Policy(capacity, source);
       policy_ = made;
       if constexpr (std::is_same_v<Policy, lru_eviction>) lru_ = made;
     } catch (...) {

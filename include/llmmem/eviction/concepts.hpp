@@ -239,6 +239,7 @@ template <eviction_policy P>
   requires unpins_together<P>
 class unpinned_slots<P> {
  public:
+  unpinned_slots() noexcept {}  // NOLINT(cppcoreguidelines-pro-type-member-init,modernize-use-equals-default)
   void add(P& policy, slot_id slot) noexcept {
     slots_[count_++] = slot;
     if (count_ == slots_.size()) pass_to(policy);
@@ -249,7 +250,7 @@ class unpinned_slots<P> {
   }
 
  private:
-  std::array<slot_id, 16> slots_;
+  std::array<slot_id, 16> slots_;  // only the first `count_` are ever read
   std::size_t count_ = 0;
 };
 

@@ -36,7 +36,7 @@ struct kv_tiers_options {
   /// A load copies layers together, until it moves this many bytes of each block at once: short runs cost
   /// more than their bytes. `wait` of a layer then also brings the layers after it that are copied with it.
   /// 1: each layer by itself.
-  std::uint64_t restore_bytes = 64 * 1024;
+  std::uint64_t restore_bytes = 65536;
   /// For how many nanoseconds loads avoid a tier after a read or write failed there: its blocks are `unknown`
   /// meanwhile.
   std::uint64_t quiet_ns = 100'000'000;

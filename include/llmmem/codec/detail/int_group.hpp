@@ -50,17 +50,17 @@ struct int_rounding {
 /// The bits of the largest size of `count` floats: floats are ordered as their bits, infinity and NaNs above
 /// all.
 [[nodiscard]] inline std::uint32_t largest_size(const std::byte* in, std::size_t count) noexcept {
-  constexpr std::size_t lanes = 16;
-  std::array<std::uint32_t, lanes> most{};
-  std::array<std::uint32_t, lanes> some{};
-  for (std::size_t at = 0; at < count; at += lanes) {
-    const std::size_t now = std::min(lanes, count - at);
-    if (now != lanes) some = {};
+  using lanes = std::array<std::uint32_t, 16>;  // nvcc mistakes a local constant as an argument of `array`
+  lanes most{};
+  lanes some{};
+  for (std::size_t at = 0; at < count; at += most.size()) {
+    const std::size_t now = std::min(most.size(), count - at);
+    if (now != some.size()) some = {};
     std::memcpy(some.data(), in + 4 * at, 4 * now);
-    for (std::size_t k = 0; k < lanes; ++k)
+    for (std::size_t k = 0; k < most.size(); ++k)
       most[k] = std::max(most[k], some[k] & 0x7FFF'FFFFU);
   }
-  return *std::max_element(most.begin(), most.end());
+  return *std::ranges::max_element(most);
 }
 
 /// Codes of `Bits` bits in bytes, the first in the lowest bits.
