@@ -53,8 +53,7 @@ inline namespace v0 {
 ///
 /// - **Sharded weights**: a fragment is this rank's part, and `workers` is the `rank_group` of the ranks that
 ///   have the same part.
-/// - **Saved**: `save` and `restore`. In a round, `save` has the state before it. The rest of a worker's
-/// state
+/// - **Saved**: `save` and `restore`. In a round, `save` has what was before it. The rest of a worker's state
 ///   is its own.
 /// - **A worker that joins**: `begin` with the base weights of another, and `restore` of its momentum.
 /// - **Devices**: the store's leases are read on the host. Keep base weights and momentum in host memory or
