@@ -414,10 +414,10 @@ class training_options {
           fmt::format("--recompute: '{}' is unknown; there are none, selective, full and budget:BYTES",
                       example::printable(recompute_, 64)));
     }
-    if (activation_bits_.empty()) return;
+    if (!activation_bits_) return;
     if (activation_bits_ != "8" && activation_bits_ != "4" && activation_bits_ != "2") {
       throw example::usage_error(fmt::format("--activation-bits: '{}' is unknown; there are 8, 4 and 2",
-                                             example::printable(activation_bits_, 64)));
+                                             example::printable(*activation_bits_, 64)));
     }
     if (all.recompute.kind != recompute_kind::none) {
       throw example::usage_error(
@@ -425,7 +425,7 @@ class training_options {
           "compute "
           "from rounded activations; leave one of the two out");
     }
-    all.activation_bits = static_cast<std::uint32_t>(activation_bits_.front() - '0');
+    all.activation_bits = static_cast<std::uint32_t>(activation_bits_->front() - '0');
   }
 
   void read_guard(command_line& all) const {
@@ -491,7 +491,7 @@ class training_options {
   std::optional<std::string> clip_norm_{};
   std::optional<std::string> loss_scale_{};
   std::string recompute_;
-  std::string activation_bits_;
+  std::optional<std::string> activation_bits_{};
   std::map<std::string, std::optional<std::string>> numbers_;
 };
 

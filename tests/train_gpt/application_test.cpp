@@ -188,6 +188,8 @@ TEST_CASE("each wrong option has its own error, with valid values") {
         "train_gpt: --steps \"-1\": must be a whole number from 0 to 1000000" + hint);
   CHECK(wrong({"--activation-bits", "3"}) ==
         "train_gpt: --activation-bits: '3' is unknown; there are 8, 4 and 2" + hint);
+  CHECK(wrong({"--activation-bits", ""}) ==
+        "train_gpt: --activation-bits: '' is unknown; there are 8, 4 and 2" + hint);
   CHECK(wrong({"--activation-bits", "8", "--recompute", "full"}) ==
         "train_gpt: --recompute promises the figures of the run without it, and --activation-bits would have "
         "it compute from rounded activations; leave one of the two out" +

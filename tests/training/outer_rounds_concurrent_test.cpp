@@ -277,7 +277,14 @@ TEST_SUITE("outer_rounds") {
               if (seat == 1 && round == dies_at) net.kill(seat_id{1});
               outer.take(0, trained).value();
               collective_call call{.by = ranks.after(20 * one_second)};
-              const bool is_summed = outer.sum(ranks, wire_form{}, call).has_value();
+              const std::uint64_t in_round = space.stats().used;
+              bool is_summed = false;
+              try {
+                is_summed = outer.sum(ranks, wire_form{}, call).has_value();
+              } catch (const rank_killed&) {
+                CHECK_THROWS_AS(outer.sum(ranks, wire_form{}, call).value(), argument_error);
+                throw;
+              }
               const auto all = ranks.agree(is_summed ? 1 : 0, ranks.after(20 * one_second)).value();
               if (all.bits == 1) {
                 outer.apply(trained).value();
@@ -288,7 +295,15 @@ TEST_SUITE("outer_rounds") {
                 if (!is_summed) {
                   CHECK_THROWS_AS(outer.apply(trained).value(), argument_error);
                   CHECK_THROWS_AS(outer.sum(ranks, wire_form{}, call).value(), argument_error);
+                  CHECK(space.stats().used == in_round);  // sum's thread may not be the store's
                 }
+                floats base(20'000), momentum(20'000);
+                outer.save(0, base, momentum).value();
+                CHECK(same_bits(base, weights));
+                outer.end_round();
+                CHECK(space.stats().used < in_round);
+                outer.save(0, base, momentum).value();
+                CHECK(same_bits(base, weights));
                 ranks.shrink(all);
                 ++repeated;
               }
@@ -306,6 +321,15 @@ TEST_SUITE("outer_rounds") {
       CHECK(same_bits(ends[0], ends[2]));
       CHECK(ends[1].empty());
     }
+  }
+
+  TEST_CASE("what a store refuses leaves no chunk in it") {
+    host_space top({.budget = 3 * 4096, .name = "top"}), last({.budget = 4 * 4096, .name = "last"});
+    tiers buffer({}, {top, 3 * 4096, 64}, {last, 4 * 4096, 64});
+    const std::array<std::uint64_t, 2> fits{512, 256};
+    for (const std::uint64_t too_large : {4000U, 1600U, 1200U})  // for base weights, momentum, the change
+      CHECK_THROWS_AS(outer_rounds(buffer, std::array<std::uint64_t, 2>{512, too_large}), out_of_memory);
+    CHECK(outer_rounds(buffer, fits).fragments() == 2);
   }
 
   TEST_CASE("each refusal says what to do, and changes nothing") {
@@ -355,6 +379,7 @@ TEST_SUITE("outer_rounds") {
       outer.apply(two).value();
       CHECK(two == floats{1, 2});
       CHECK(outer.restore(0, two, three).code() == errc::size_mismatch);
+      CHECK(outer.restore(0, two, {}).code() == errc::size_mismatch);
       CHECK(outer.save(0, two, three).code() == errc::size_mismatch);
     });
   }

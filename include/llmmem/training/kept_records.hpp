@@ -109,7 +109,8 @@ struct kept_records_stats {
 /// @par Thread safety   the store's thread.
 /// @par Errors          the constructor throws `argument_error` for runs outside the record, runs whose
 ///                      encoded size is not the codec's worst case, and the refusals of `create`. Calls
-///                      return the refusals of leases and of the codec; the record is then dropped.
+///                      return the refusals of leases and of the codec. The record is then dropped, except
+///                      that a `fetch` without its leases may be repeated.
 template <class Store, record_codec Codec = no_record_codec>
 class kept_records {
  public:

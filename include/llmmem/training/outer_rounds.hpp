@@ -53,15 +53,18 @@ inline namespace v0 {
 ///
 /// - **Sharded weights**: a fragment is this rank's part, and `workers` is the `rank_group` of the ranks that
 ///   have the same part.
-/// - **Saved**: `save` and `restore`, between rounds. The rest of a worker's state is its own.
+/// - **Saved**: `save` and `restore`. In a round, `save` has what was before it. The rest of a worker's state
+///   is its own.
 /// - **A worker that joins**: `begin` with the base weights of another, and `restore` of its momentum.
 /// - **Devices**: the store's leases are read on the host. Keep base weights and momentum in host memory or
 ///   below, as they are used once a round, and copy the weights.
 ///
 /// @tparam Store  `memory_chunks` or a `tiered_buffer`, which keeps 8 bytes for each element, and during a
-///                round 4 bytes for each of the largest fragment. A round leases its fragment's 12 bytes.
+///                round 4 bytes for each of the largest fragment. A round leases 8 bytes for each element of
+///                its fragment, and these 4.
 /// @par Complexity      O(elements) a round, and the messages of one all-reduce.
-/// @par Thread safety   one thread; `sum` may be on another one between `take` and `apply`.
+/// @par Thread safety   the store's thread. Between `take` and `apply`, `sum` may be on another one, which
+///                      uses only leased memory; meanwhile this one may use the store, and call `save`.
 /// @par Errors          values: those of the store and of the transport, `errc::size_mismatch` for weights of
 ///                      another length, and `errc::out_of_range` for a fragment that does not exist. Calls
 ///                      out of order throw `argument_error`. After each of them the base weights, the
@@ -75,6 +78,9 @@ class outer_rounds {
   static_assert(
       requires(Store& store, std::uint64_t bytes) { store.create(bytes).value(); },
       "outer_rounds: the store is a memory_chunks or a tiered_buffer");
+  static_assert(
+      requires(const typename Store::update_lease& lease) { lease.span(); },
+      "outer_rounds: the host reads and writes leased bytes, so the store's first tier must be host memory");
 
  public:
   using chunk_type = std::remove_cvref_t<decltype(std::declval<Store&>().create(1).value())>;
@@ -96,7 +102,8 @@ class outer_rounds {
   /// Begins a round of a fragment: keeps the change from the base weights to these, and leases what `apply`
   /// will change. A round that was begun before and not applied ends.
   result<void> take(std::uint32_t fragment, std::span<const float> weights);
-  /// Sums the change of all workers, once. A failure ends the round: call `take` again.
+  /// Sums the change of all workers, once. After a failure or an exception the change is lost: call `take`
+  /// again.
   /// @param wire  the form of the messages. The change is rounded to it twice, and what it loses is lost;
   ///              Streaming DiLoCo took 4-bit floats without harm to the model.
   template <transport T, wire_codec W>
@@ -104,6 +111,9 @@ class outer_rounds {
   /// Takes the outer step, and ends the round. Cannot fail if the number of weights fits.
   /// @param weights  the worker's present weights of the fragment; they become the ones to continue with.
   result<void> apply(std::span<float> weights);
+  /// Ends a round without a step, if there is one, and its leases with it: for a worker that trains on after
+  /// a failed sum. `take` does the same first.
+  void end_round() noexcept;
 
   /// Copies a fragment's base weights and momentum, for example into a checkpoint.
   result<void> save(std::uint32_t fragment, std::span<float> base, std::span<float> momentum) const;
@@ -113,7 +123,7 @@ class outer_rounds {
   [[nodiscard]] std::uint32_t fragments() const noexcept {
     return static_cast<std::uint32_t>(fragments_.size());
   }
-  /// Rounds of a fragment that were applied since `begin` or `restore`.
+  /// Rounds of a fragment that were applied since `begin` or `restore`. @pre the fragment exists
   [[nodiscard]] std::uint64_t rounds(std::uint32_t fragment) const noexcept {
     return fragments_[fragment].rounds;
   }
@@ -132,23 +142,28 @@ class outer_rounds {
     typename Store::update_lease base{};
     typename Store::update_lease momentum{};
     typename Store::write_lease change{};
+    std::span<float> values{};  // of the change, as a lease's own span may read what the store changes
     std::uint32_t fragment = 0;
+    bool has_begun_sum = false;
     std::uint32_t workers = 0;  // in the sum; 0: there is none
   };
 
-  [[nodiscard]] bool is_in_round() const noexcept { return !round_.change.span().empty(); }
+  [[nodiscard]] bool is_in_round() const noexcept { return !round_.values.empty(); }
   [[nodiscard]] static std::span<float> as_floats(std::span<std::byte> bytes, std::uint64_t elements) {
     return {reinterpret_cast<float*>(bytes.data()), elements};
   }
   [[nodiscard]] result<void> fits(std::uint32_t fragment, std::uint64_t elements, const char* where) const;
   [[nodiscard]] result<void> write(chunk_type chunk, std::span<const float> values);
   [[nodiscard]] result<void> read(chunk_type chunk, std::span<float> into) const;
+  /// @param momentum  none: zeros
+  [[nodiscard]] result<void> set(std::uint32_t fragment, std::span<const float> base,
+                                 std::span<const float> momentum);
   static void must_have_begun(const fragment_state& of, const char* call) {
     if (of.has_begun) return;
     throw argument_error(std::string("outer_rounds::") + call +
                          ": the fragment has no base weights; call begin or restore first");
   }
-  void end_round() noexcept;
+  void remove_all() noexcept;
 
   Store* store_;
   outer_hyper by_;
@@ -177,21 +192,34 @@ outer_rounds<Store>::outer_rounds(Store& store, std::span<const std::uint64_t> e
     largest = std::max(largest, elements[i]);
   }
   fragments_.reserve(elements.size());
-  for (const std::uint64_t each : elements) {
-    fragments_.push_back({.elements = each,
-                          .base = store.create(4 * each).value(),
-                          .momentum = store.create(4 * each).value()});
+  try {
+    for (const std::uint64_t each : elements) {
+      const auto base = store.create(4 * each);
+      fragments_.push_back({.elements = each, .base = base.value()});
+      fragments_.back().momentum = store.create(4 * each).value();
+    }
+    change_ = store.create(4 * largest).value();
+  } catch (...) {
+    remove_all();
+    throw;
   }
-  change_ = store.create(4 * largest).value();
 }
 
 template <class Store>
 outer_rounds<Store>::~outer_rounds() {
   end_round();
-  static_cast<void>(store_->remove(change_));
+  remove_all();
+}
+
+template <class Store>
+void outer_rounds<Store>::remove_all() noexcept {
+  const auto remove = [this](chunk_type chunk) {
+    if (chunk != chunk_type{}) static_cast<void>(store_->remove(chunk));  // else it was not created
+  };
+  remove(change_);
   for (const fragment_state& each : fragments_) {
-    static_cast<void>(store_->remove(each.base));
-    static_cast<void>(store_->remove(each.momentum));
+    remove(each.base);
+    remove(each.momentum);
   }
 }
 
@@ -230,7 +258,7 @@ void outer_rounds<Store>::end_round() noexcept {
 
 template <class Store>
 result<void> outer_rounds<Store>::begin(std::uint32_t fragment, std::span<const float> weights) {
-  return restore(fragment, weights, {});
+  return set(fragment, weights, {});
 }
 
 template <class Store>
@@ -249,6 +277,7 @@ result<void> outer_rounds<Store>::take(std::uint32_t fragment, std::span<const f
   round_.fragment = fragment;
   const auto from = as_floats(round_.base.span(), of.elements);
   const auto into = as_floats(round_.change.span(), of.elements);
+  round_.values = into;
   for (std::size_t i = 0; i < weights.size(); ++i)
     into[i] = from[i] - weights[i];
   return {};
@@ -257,13 +286,10 @@ result<void> outer_rounds<Store>::take(std::uint32_t fragment, std::span<const f
 template <class Store>
 template <transport T, wire_codec W>
 result<void> outer_rounds<Store>::sum(T& workers, const W& wire, collective_call& call) {
-  if (!is_in_round() || round_.workers != 0)
+  if (!is_in_round() || round_.has_begun_sum)
     throw argument_error("outer_rounds::sum: no change to sum; call take first");
-  const auto change = as_floats(round_.change.span(), fragments_[round_.fragment].elements);
-  if (const auto done = all_reduce(workers, change, wire, call); !done) {
-    end_round();  // the change is undefined now
-    return done;
-  }
+  round_.has_begun_sum = true;  // from here on the change is the sum, or undefined
+  if (const auto done = all_reduce(workers, round_.values, wire, call); !done) return done;
   round_.workers = to_number(workers.world());
   return {};
 }
@@ -274,9 +300,8 @@ result<void> outer_rounds<Store>::apply(std::span<float> weights) {
     throw argument_error("outer_rounds::apply: no sum to apply; call take, and sum until it succeeds");
   if (const auto fit = fits(round_.fragment, weights.size(), "outer_rounds::apply"); !fit) return fit;
   fragment_state& of = fragments_[round_.fragment];
-  outer_update(as_floats(round_.change.span(), of.elements), round_.workers, by_,
-               as_floats(round_.momentum.span(), of.elements), as_floats(round_.base.span(), of.elements),
-               weights);
+  outer_update(round_.values, round_.workers, by_, as_floats(round_.momentum.span(), of.elements),
+               as_floats(round_.base.span(), of.elements), weights);
   ++of.rounds;
   end_round();
   return {};
@@ -289,6 +314,11 @@ result<void> outer_rounds<Store>::save(std::uint32_t fragment, std::span<float> 
   if (const auto fit = fits(fragment, momentum.size(), "outer_rounds::save: momentum"); !fit) return fit;
   const fragment_state& of = fragments_[fragment];
   must_have_begun(of, "save");
+  if (is_in_round() && round_.fragment == fragment) {  // both are leased
+    std::memcpy(base.data(), round_.base.span().data(), base.size_bytes());
+    std::memcpy(momentum.data(), round_.momentum.span().data(), momentum.size_bytes());
+    return {};
+  }
   if (const auto done = read(of.base, base); !done) return done;
   return read(of.momentum, momentum);
 }
@@ -296,10 +326,14 @@ result<void> outer_rounds<Store>::save(std::uint32_t fragment, std::span<float> 
 template <class Store>
 result<void> outer_rounds<Store>::restore(std::uint32_t fragment, std::span<const float> base,
                                           std::span<const float> momentum) {
+  if (const auto fit = fits(fragment, momentum.size(), "outer_rounds::restore: momentum"); !fit) return fit;
+  return set(fragment, base, momentum);
+}
+
+template <class Store>
+result<void> outer_rounds<Store>::set(std::uint32_t fragment, std::span<const float> base,
+                                      std::span<const float> momentum) {
   if (const auto fit = fits(fragment, base.size(), "outer_rounds: base weights"); !fit) return fit;
-  if (!momentum.empty()) {
-    if (const auto fit = fits(fragment, momentum.size(), "outer_rounds::restore: momentum"); !fit) return fit;
-  }
   fragment_state& of = fragments_[fragment];
   if (round_.fragment == fragment) end_round();
   of.has_begun = false;  // until both are written
