@@ -276,7 +276,7 @@ class kv_tiers final : private offload::loss_listener {
 
   template <class Elsewhere, class OnHit>
   offload::kv_lookup_result each_hit(const kv_chain& chain, std::uint64_t first, std::uint64_t chunks,
-                                     Elsewhere&& elsewhere, OnHit&& on_hit) const noexcept;
+                                     std::uint64_t at, Elsewhere&& elsewhere, OnHit&& on_hit) const noexcept;
   template <class F>
   void each_needed(const kv_chain& chain, std::uint64_t first, std::uint64_t tokens, std::uint64_t at,
                    F&& f) const noexcept;
