@@ -50,7 +50,8 @@ inline constexpr std::size_t max_slot_pairs = 128;
 /// - `layers(g)`: the parts of a block that `restore` can bring one by one.
 /// - `save(g, slots, pairs, after)`: begins after the fence `after`, and reads the blocks before the engine's
 ///   later work can write to them. Its fence passes when all slots are written.
-/// - `restore(g, slots, pairs, layers)`: its fence passes when those layers are in the cache's memory.
+/// - `restore(g, slots, pairs, layers)`: its fence passes when those layers are in the cache's memory, and no
+///   earlier than those of earlier calls, as on one stream: a load waits for the last of several.
 /// - If a copy fails, either the call returns the failure, or its fence and all later fences of the mover
 ///   report it, as on a stream whose device is lost.
 /// - `blocks()`, optional: the number of blocks in its memory, at least the number in the cache.

@@ -51,8 +51,9 @@ struct kv_tier {
 
   Space* space = nullptr;
   std::uint64_t budget = 0;  ///< bytes; the constructor of `kv_tiers` takes all of it from the space
-  /// When its blocks go to the next tier; unused in the last. If a tier between the first and the last sends
-  /// down what it evicts, the first tier reserves 1 to 16 slots of each group for these blocks to pass.
+  /// When its blocks go to the next tier; unused in the last. For each tier between the first and the last
+  /// that sends down what it evicts, the first tier reserves 1 to 16 slots of each group for these blocks to
+  /// pass, so it needs at least one slot more than there are such tiers.
   store_policy down{};
   std::uint64_t granularity = 0;  ///< slots begin at multiples of these bytes; 0: 1 in memory, 4096 in files
   eviction_maker make_eviction = [](slot_count slots, const metadata_source& source) {

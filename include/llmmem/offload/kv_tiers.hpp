@@ -276,7 +276,7 @@ class kv_tiers final : private offload::loss_listener {
 
   template <class Elsewhere, class OnHit>
   offload::kv_lookup_result each_hit(const kv_chain& chain, std::uint64_t first, std::uint64_t chunks,
-                                     Elsewhere&& elsewhere, OnHit&& on_hit) const noexcept;
+                                     std::uint64_t at, Elsewhere&& elsewhere, OnHit&& on_hit) const noexcept;
   template <class F>
   void each_needed(const kv_chain& chain, std::uint64_t first, std::uint64_t tokens, std::uint64_t at,
                    F&& f) const noexcept;
@@ -395,7 +395,8 @@ class kv_tiers<Cache, Mover, Tiers...>::load {
     return detail::settled(*fence);
   }
   /// The same for a mover that runs on a stream: waits for the reads of lower tiers, begins the copies of
-  /// that layer, and returns the fence after which they are done, for the engine's stream to wait for.
+  /// that layer and of those copied with it (`kv_tiers_options::restore_bytes`), and returns the fence after
+  /// which they are done, for the engine's stream to wait for.
   result<fence_type> issue(std::uint32_t layer, std::size_t group = 0) noexcept {
     if (tiers_ == nullptr) return fence_type{};
     return tiers_->bring(slot_, group, layer);

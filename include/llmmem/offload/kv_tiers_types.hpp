@@ -108,7 +108,7 @@ struct load_result {
 
 /// The contents of one tier, and its counters.
 struct kv_tier_stats {
-  std::uint64_t slots = 0;
+  std::uint64_t slots = 0;   ///< with those of the first tier that are reserved for demotions
   std::uint64_t held = 0;    ///< slots that are filling or ready
   std::uint64_t in_use = 0;  ///< slots that transfers or loads use: they cannot be evicted now
   std::uint64_t bytes = 0;   ///< bytes of all slots, taken at construction

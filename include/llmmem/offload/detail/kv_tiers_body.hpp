@@ -143,10 +143,11 @@ template <class Cache, offload::kv_mover Mover, class... Tiers>
 template <class Elsewhere>
 offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::lookup_with(
     const kv_chain& chain, std::uint64_t first, std::uint64_t chunks, Elsewhere&& elsewhere) const noexcept {
+  const std::uint64_t at = now();
   offload::kv_lookup_result out =
-      each_hit(chain, first, chunks, elsewhere, [](const auto&, const auto&) noexcept {});
+      each_hit(chain, first, chunks, at, elsewhere, [](const auto&, const auto&) noexcept {});
   if constexpr (detail::cache_view<Cache>::is_hybrid) {
-    each_needed(chain, first, out.tokens, now(), [&](std::size_t, offload::answer, std::size_t tier) {
+    each_needed(chain, first, out.tokens, at, [&](std::size_t, offload::answer, std::size_t tier) {
       ++(tier < tiers ? out.blocks[tier] : out.elsewhere);
     });
   }
@@ -175,17 +176,17 @@ void kv_tiers<Cache, Mover, Tiers...>::each_needed(const kv_chain& chain, std::u
 }
 
 /// Calls `on_hit(result, place)` for each length that can be loaded, from the shortest on, with the blocks by
-/// tier if the cache has one group, and the place of the last of them; returns the last one.
+/// tier if the cache has one group, and the place of the last of them; returns the last one. Every tier
+/// answers as at time `at`.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 template <class Elsewhere, class OnHit>
 offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::each_hit(const kv_chain& chain,
                                                                      std::uint64_t first,
-                                                                     std::uint64_t chunks,
+                                                                     std::uint64_t chunks, std::uint64_t at,
                                                                      Elsewhere&& elsewhere,
                                                                      OnHit&& on_hit) const noexcept {
   constexpr std::uint64_t ahead = 4;  // how many lookups ahead their cache lines are prefetched
   const std::span<const layer_group> groups = view_.groups();
-  const std::uint64_t at = now();
   const std::uint64_t step = chain.chunk_tokens();
   offload::kv_lookup_result out{.first = first, .tokens = first, .next = offload::answer::hit};
   paging::hit_scan scan(groups);

@@ -15,16 +15,16 @@ offload::load_choice kv_tiers<Cache, Mover, Tiers...>::choose_load(
   offload::load_costs with_ours = costs;
   add_pending(with_ours);
   offload::load_chooser chooser(with_ours, first, chain.tokens());
+  const std::uint64_t at = now();
   each_hit(
-      chain, first, chunks,
+      chain, first, chunks, at,
       [](std::size_t, std::uint64_t, offload::answer found) noexcept {
         return found == offload::answer::pending;
       },
       [&](const offload::kv_lookup_result& found, const detail::tier_place_found&) noexcept {
         offload::loadable_length length{.tokens = found.tokens};
         if constexpr (detail::cache_view<Cache>::is_hybrid) {
-          // No earlier than the scan: a tier that answered then is not quiet now.
-          each_needed(chain, first, found.tokens, now(),
+          each_needed(chain, first, found.tokens, at,
                       [&](std::size_t g, offload::answer what, std::size_t tier) {
                         const bool is_pending = what == offload::answer::pending || tier >= tiers;
                         (is_pending ? length.pending_bytes : length.bytes[tier]) += mover_.block_bytes(g);

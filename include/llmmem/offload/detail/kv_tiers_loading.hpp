@@ -126,17 +126,19 @@ offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::find_parts(record* i
     if (chunks > first / step) into->parts.reserve(static_cast<std::size_t>(chunks - first / step));
     std::uint64_t next = first / step;
     return each_hit(
-        chain, first, chunks, nowhere_else,
+        chain, first, chunks, now(), nowhere_else,
         [&](const auto&, const detail::tier_place_found& found) noexcept { add(0, next++, found); });
   } else {
-    const offload::kv_lookup_result out = lookup_with(chain, first, chunks, nowhere_else);
+    // At a later time a tier that is quiet now might name another slot, whose contents are on their way.
+    const std::uint64_t at = now();
+    const offload::kv_lookup_result out =
+        each_hit(chain, first, chunks, at, nowhere_else, [](const auto&, const auto&) noexcept {});
     if (out.tokens == first) return out;
     const std::uint64_t end = (out.tokens + step - 1) / step * step;
     std::size_t most = 0;
     for (const layer_group& group : view_.groups())
       detail::for_each_needed(group, end, [&](std::uint64_t) { ++most; });
     into->parts.reserve(most);
-    const std::uint64_t at = now();
     for (std::size_t g = 0; g < groups_; ++g) {
       const layer_group& group = view_.groups()[g];
       detail::for_each_needed(group, end, [&](std::uint64_t index) {

@@ -53,8 +53,8 @@ template <class Level>
 typename kv_tier_stack<Tiers...>::sent kv_tier_stack<Tiers...>::begin_demotion(Level& level,
                                                                                std::size_t group,
                                                                                slot_id lower) noexcept {
-  if (passage_[group].empty() || level.transfer_count == level.transfers.size()) return sent::later;
-  const slot_id by = passage_[group].back();
+  if (level.passage[group].empty() || level.transfer_count == level.transfers.size()) return sent::later;
+  const slot_id by = level.passage[group].back();
   const auto fence = level.medium.read(group, lower, first().medium.bytes_of(group, by));
   if (!fence) {
     if (is_busy(fence.error()) && level.transfer_count != 0) return sent::later;
@@ -62,7 +62,7 @@ typename kv_tier_stack<Tiers...>::sent kv_tier_stack<Tiers...>::begin_demotion(L
     last_failure_ = fence.error();
     return sent::impossible;
   }
-  passage_[group].pop_back();
+  level.passage[group].pop_back();
   level.slots[group].pin(lower);
   ++level.demoting[group];
   level.transfers[level.transfer_count++] = {.fence = *fence,
@@ -78,7 +78,7 @@ template <class... Tiers>
 template <class Level>
 void kv_tier_stack<Tiers...>::end_demotion(Level& level, std::size_t group, slot_id by,
                                            slot_id lower) noexcept {
-  passage_[group].push_back(by);
+  level.passage[group].push_back(by);
   --level.demoting[group];
   auto& slots = level.slots[group];
   slots.unpin(lower);

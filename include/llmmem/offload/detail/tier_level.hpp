@@ -70,6 +70,8 @@ struct tier_level {
   std::size_t owed_first = 0;
   std::size_t owed_count = 0;
   std::array<std::uint64_t, max_layer_groups> demoting{};  // slots here whose blocks move to the next tier
+  // Slots of the first tier through which blocks pass from here to the next tier, and that none uses now.
+  std::array<std::vector<slot_id>, max_layer_groups> passage;
   std::uint64_t quiet_until = 0;
   offload::kv_tier_stats counted{};
 };

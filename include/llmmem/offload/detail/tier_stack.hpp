@@ -49,12 +49,12 @@ class kv_tier_stack {
       : options_(&options), groups_(block_bytes.size()), levels_(make_level(tiers, block_bytes, shares)...) {
     for (std::size_t g = 0; g < groups_; ++g) {
       std::uint64_t slots = first().slots[g].capacity();
-      if (has_demoting_middle()) slots -= reserve_passage(g);
+      slots -= reserve_passages(g);
       headroom_[g] = options.load_headroom == ~std::uint64_t{0} ? slots / 16 : options.load_headroom;
       if (headroom_[g] >= slots) {
         throw argument_error(options.name + ": load_headroom is " + std::to_string(headroom_[g]) +
                              "; the first tier has " + std::to_string(slots) + " slots for group " +
-                             std::to_string(g) + ", of which stores need some");
+                             std::to_string(g) + " after those for demotions, of which stores need some");
       }
     }
     for_each_lower([&](auto, auto& level) { recover(level); });
@@ -165,20 +165,24 @@ class kv_tier_stack {
         out = begun::withdrawn;
         return;
       }
+      slots.pin(lower);  // the write that makes space above must not evict it
       const auto upper = begin_fill(group, slots.key(lower), slots.parent(lower), waiting.generation != 0);
       if (!upper) {
+        slots.unpin(lower);
         out = begun::no_slot;
         return;
       }
       // The write that makes space has taken the last transfer.
       if (level.transfer_count == level.transfers.size()) {
         first().slots[group].abandon_fill(*upper);
+        slots.unpin(lower);
         out = begun::no_transfer;
         return;
       }
       const auto fence = level.medium.read(group, lower, first().medium.bytes_of(group, *upper));
       if (!fence) {
         first().slots[group].abandon_fill(*upper);
+        slots.unpin(lower);
         if (is_busy(fence.error())) {
           out = begun::no_transfer;
         } else {
@@ -186,7 +190,6 @@ class kv_tier_stack {
         }
         return;
       }
-      slots.pin(lower);
       level.transfers[level.transfer_count++] = {.fence = *fence,
                                                  .group = static_cast<std::uint32_t>(group),
                                                  .upper = *upper,
@@ -335,23 +338,20 @@ class kv_tier_stack {
  private:
   enum class sent : std::uint8_t { begun, later, impossible };
 
-  /// Returns whether a tier between the first and the last sends down what it evicts.
-  [[nodiscard]] bool has_demoting_middle() const noexcept {
-    bool any = false;
-    each_lower(*this, [&](std::size_t k, const auto& level) {
-      any = any || (k + 1 < levels && level.down.on_eviction);
-    });
-    return any;
-  }
   /// Reserves slots of the first tier for demotions of a group: a block that a middle tier evicts must not
-  /// displace one that waits for that tier. Returns how many.
-  std::uint64_t reserve_passage(std::size_t group) {
+  /// displace one that waits for that tier. Each such tier has its own, because a block on its way may wait
+  /// for the next tier's demotion. Returns how many.
+  std::uint64_t reserve_passages(std::size_t group) {
     auto& slots = first().slots[group];
-    std::uint64_t wanted = slots.capacity() / 64;
-    wanted = wanted == 0 ? 1 : wanted < 16 ? wanted : 16;
-    for (std::uint64_t i = 0; i < wanted; ++i)
-      passage_[group].push_back(slots.reserve());
-    return wanted;
+    const std::uint64_t part = slots.capacity() / 64;
+    const std::uint64_t wanted = part == 0 ? 1 : part < 16 ? part : 16;
+    std::uint64_t reserved = 0;
+    each_lower(*this, [&](std::size_t k, auto& level) {
+      if (k + 1 == levels || !level.down.on_eviction) return;
+      for (std::uint64_t i = 0; i < wanted && slots.free() != 0; ++i, ++reserved)
+        level.passage[group].push_back(slots.reserve());
+    });
+    return reserved;
   }
 
   template <class Tier>
@@ -607,7 +607,8 @@ class kv_tier_stack {
     bool has_waited = false;
     each_lower(*this, [&](std::size_t, auto& level) {
       for (std::size_t i = 0; i < level.transfer_count && !has_waited; ++i) {
-        if (!is_meant(level.transfers[i].waiting)) continue;
+        // A demotion that has been read waits for other transfers.
+        if (level.transfers[i].has_arrived || !is_meant(level.transfers[i].waiting)) continue;
         wait_for(level.transfers[i].fence);
         has_waited = true;
       }
@@ -636,8 +637,6 @@ class kv_tier_stack {
   // Slots of the first tier that will leave once they are written.
   std::array<std::uint64_t, max_layer_groups> leaving_{};
   std::tuple<tier_level<Tiers>...> levels_;
-  // Slots of the first tier through which blocks pass from a middle tier to the next, and that none uses now.
-  std::array<std::vector<slot_id>, max_layer_groups> passage_;
   failure last_failure_{};
   failure index_failure_{};  // the first index update that failed since the last `sync`
 };
