@@ -106,6 +106,24 @@ TEST_CASE("a sequence whose window has left an invalid block that it read caches
   CHECK(cache.audit() == sound);
 }
 
+TEST_CASE("a fork that named its tokens has read an invalid block of which its parent has not named them") {
+  const std::array groups{sliding_window({"w", 1, 16, 4}, 4)};
+  cache_type cache({.groups = groups, .budget_bytes = 8192, .page_bytes = 256, .max_sequence_tokens = 64});
+  const sequence_id parent = written(cache, count_up(1, 4));
+  const sequence_id other = written(cache, count_up(500, 12));
+  cache.extend(parent, 4).value();
+  const block_id bad = cache.table(parent, 0)[1];
+  const sequence_id fork = cache.fork(parent).value();
+  cache.name_tokens(fork, count_up(5, 4)).value();
+  cache.append(fork, count_up(9, 12)).value();
+  cache.append(fork, count_up(21, 4)).value();  // it is behind the window now
+  REQUIRE(cache.table(fork, 0)[1] == null_block);
+  cache.invalidate(bad).value();
+  CHECK(cache.prefix_tokens(fork) == 8);
+  CHECK(cache.prefix_tokens(other) == 12);
+  CHECK(cache.audit() == sound);
+}
+
 TEST_CASE(
     "a sequence that has left an invalid block caches nothing after it, though a resize had dropped it") {
   const std::array groups{sliding_window({"w", 1, 16, 4}, 4)};

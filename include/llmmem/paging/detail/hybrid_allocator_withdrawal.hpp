@@ -6,6 +6,7 @@
 #include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/hybrid_allocator.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -123,9 +124,11 @@ void hybrid_allocator<Traits>::limit_readers_of(block_id block, std::size_t grou
       if (row(slot, group)[i] != null_block || reader.epoch != held.epoch ||
           !(reader.context == held.context))
         continue;
+      // Tokens without values may be equal, because a fork can name what its parent has not named yet.
+      const std::uint64_t named = std::min({end, held.unnamed, reader.unnamed});
       const bool is_equal = std::memcmp(tokens_.data() + slot * max_sequence_tokens_,
                                         tokens_.data() + holder * max_sequence_tokens_,
-                                        static_cast<std::size_t>(end) * sizeof(token_id)) == 0;
+                                        static_cast<std::size_t>(named) * sizeof(token_id)) == 0;
       if (is_equal) limit(reader, end);
     }
   }
