@@ -6,7 +6,6 @@
 #include <llmmem/paging/errors.hpp>
 #include <llmmem/paging/hybrid_allocator.hpp>
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -125,7 +124,8 @@ void hybrid_allocator<Traits>::limit_readers_of(block_id block, std::size_t grou
           !(reader.context == held.context))
         continue;
       // Tokens without values may be equal, because a fork can name what its parent has not named yet.
-      const std::uint64_t named = std::min({end, held.unnamed, reader.unnamed});
+      const std::uint64_t both_named = held.unnamed < reader.unnamed ? held.unnamed : reader.unnamed;
+      const std::uint64_t named = end < both_named ? end : both_named;
       const bool is_equal = std::memcmp(tokens_.data() + slot * max_sequence_tokens_,
                                         tokens_.data() + holder * max_sequence_tokens_,
                                         static_cast<std::size_t>(named) * sizeof(token_id)) == 0;
