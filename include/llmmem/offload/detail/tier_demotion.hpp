@@ -17,16 +17,17 @@ namespace detail {
 template <class... Tiers>
 template <std::size_t K>
 typename kv_tier_stack<Tiers...>::sent kv_tier_stack<Tiers...>::make_room(std::size_t group) noexcept {
-  auto& level = std::get<K>(levels_);
+  auto& level = std::get<K>(this->levels_);
   auto& slots = level.slots[group];
   const auto victim = slots.victim();
   if constexpr (K + 1 < levels) {
     const std::size_t asked = level.owed_count == 0 ? 1 : level.owed_count;
     if (level.demoting[group] >= asked) return sent::later;
-    if (victim && level.down.on_eviction && !std::get<K + 1>(levels_).slots[group].find(slots.key(*victim))) {
+    if (victim && level.down.on_eviction &&
+        !std::get<K + 1>(this->levels_).slots[group].find(slots.key(*victim))) {
       const sent how = begin_demotion(level, group, *victim);
       if (how != sent::impossible) return sent::later;
-      ++std::get<K + 1>(levels_).counted.declined;
+      ++std::get<K + 1>(this->levels_).counted.declined;
     } else if (!victim && level.demoting[group] != 0) {
       return sent::later;
     }
@@ -89,7 +90,7 @@ void kv_tier_stack<Tiers...>::end_demotion(Level& level, std::size_t group, slot
 template <class... Tiers>
 template <std::size_t K, class Transfer>
 bool kv_tier_stack<Tiers...>::continue_demotion(Transfer& of, std::uint64_t now) noexcept {
-  auto& level = std::get<K>(levels_);
+  auto& level = std::get<K>(this->levels_);
   if constexpr (K + 1 < levels) {
     using level_type = std::remove_reference_t<decltype(level)>;
     auto& slots = level.slots[of.group];
@@ -115,7 +116,7 @@ bool kv_tier_stack<Tiers...>::continue_demotion(Transfer& of, std::uint64_t now)
       }
       of.has_arrived = true;
     }
-    auto& next = std::get<K + 1>(levels_);
+    auto& next = std::get<K + 1>(this->levels_);
     auto& below = next.slots[of.group];
     if (!slots.is_live(of.lower) || below.find(slots.key(of.lower))) return give_up();
     if (next.transfer_count == next.transfers.size()) return false;

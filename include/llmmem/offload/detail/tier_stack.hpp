@@ -1,5 +1,5 @@
 /// @file
-/// The tiers beneath a cache: their slots, and the transfers between the first and the lower ones.
+/// The tiers beneath a cache, and the transfers between the first and the lower ones.
 #pragma once
 
 #include <llmmem/config.hpp>
@@ -7,10 +7,9 @@
 #include <llmmem/hash/crc32c.hpp>
 #include <llmmem/hash/errors.hpp>
 #include <llmmem/offload/detail/pending_save.hpp>
-#include <llmmem/offload/detail/prefix_links.hpp>
-#include <llmmem/offload/detail/tier_keys.hpp>
 #include <llmmem/offload/detail/tier_level.hpp>
 #include <llmmem/offload/detail/tier_medium.hpp>
+#include <llmmem/offload/detail/tier_places.hpp>
 #include <llmmem/offload/detail/tier_slots.hpp>
 #include <llmmem/offload/kv_tiers_types.hpp>
 #include <llmmem/result.hpp>
@@ -30,23 +29,22 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Where a key was found.
-struct tier_place_found {
-  std::size_t tier = 0;
-  slot_id slot = no_slot;
-};
-
-/// The tiers, of which the first is the gateway to the others. The stack does not use the cache.
+/// Moves blocks between the tiers, of which the first is the gateway to the others. The stack does not use
+/// the cache.
 ///
 /// @par Thread safety   one thread at a time.
 template <class... Tiers>
-class kv_tier_stack {
+class kv_tier_stack : public kv_tier_places<Tiers...> {
+  using places = kv_tier_places<Tiers...>;
+
  public:
-  static constexpr std::size_t levels = sizeof...(Tiers);
+  using places::drop;
+  using places::first;
+  using places::levels;
 
   kv_tier_stack(const kv_tiers_options& options, std::span<const std::uint64_t> block_bytes,
                 std::span<const double> shares, const Tiers&... tiers)
-      : options_(&options), groups_(block_bytes.size()), levels_(make_level(tiers, block_bytes, shares)...) {
+      : places(options, block_bytes, shares, tiers...) {
     for (std::size_t g = 0; g < groups_; ++g) {
       std::uint64_t slots = first().slots[g].capacity();
       slots -= reserve_passages(g);
@@ -57,53 +55,7 @@ class kv_tier_stack {
                              std::to_string(g) + " after those for demotions, of which stores need some");
       }
     }
-    for_each_lower([&](auto, auto& level) { recover(level); });
-  }
-  kv_tier_stack(const kv_tier_stack&) = delete;
-  kv_tier_stack& operator=(const kv_tier_stack&) = delete;
-
-  [[nodiscard]] auto& first() noexcept { return std::get<0>(levels_); }
-  [[nodiscard]] const auto& first() const noexcept { return std::get<0>(levels_); }
-  /// Calls `f(level)` with tier `k`.
-  template <class F>
-  decltype(auto) with(std::size_t k, F&& f) {
-    return visit<0>(*this, k, f);
-  }
-  template <class F>
-  decltype(auto) with(std::size_t k, F&& f) const {
-    return visit<0>(*this, k, f);
-  }
-
-  /// Returns the fastest tier that has the key.
-  [[nodiscard]] std::optional<tier_place_found> find(std::size_t group, const block_key& key) const noexcept {
-    std::optional<tier_place_found> out;
-    each_level(*this, [&](std::size_t k, const auto& level) {
-      if (out) return;
-      if (const auto slot = level.slots[group].find(key)) out = tier_place_found{k, *slot};
-    });
-    return out;
-  }
-  /// Counts a use in every tier that has the key.
-  void touch(std::size_t group, const block_key& key) noexcept {
-    each_level(*this, [&](std::size_t, auto& level) {
-      if (const auto slot = level.slots[group].find(key)) level.slots[group].touch(*slot);
-    });
-  }
-  /// Pins contents of tier `k` for a load, and counts a use in every tier that has the key.
-  void take(std::size_t k, std::size_t group, slot_id slot, const block_key& key) noexcept {
-    each_level(*this, [&](std::size_t at, auto& level) {
-      auto& slots = level.slots[group];
-      if (at == k) {
-        slots.pin(slot);
-        slots.begin_load(slot);
-        slots.touch(slot);
-      } else if (const auto copy = slots.find(key)) {
-        slots.touch(*copy);
-      }
-    });
-  }
-  void prefetch(std::size_t group, const block_key& key) const noexcept {
-    each_level(*this, [&](std::size_t, const auto& level) { level.slots[group].prefetch(key); });
+    this->recover_all();
   }
 
   /// Begins to fill a slot of the first tier. Evicts for that if necessary, after it has sent down contents
@@ -239,88 +191,6 @@ class kv_tier_stack {
         wait_for(level.transfers[i].fence);
     });
   }
-  /// Returns when files and their indices are on their devices; otherwise the first failure, which may also
-  /// be an index update since the last call.
-  result<void> sync() noexcept {
-    result<void> out;
-    if (index_failure_.code != errc::ok) out = std::exchange(index_failure_, failure{});
-    each_lower(*this, [&](std::size_t, auto& level) {
-      const auto synced = level.medium.sync();
-      if (out && !synced) out = synced;
-    });
-    return out;
-  }
-
-  /// Gives up the contents that a tier has under a key.
-  template <class Level>
-  void drop(Level& level, std::size_t group, slot_id slot) noexcept {
-    const block_key key = level.slots[group].key(slot);
-    const bool was_ready = level.slots[group].is_ready(slot);
-    level.slots[group].drop(slot);
-    if (was_ready) forget(level, key);
-  }
-  void drop(std::size_t k, std::size_t group, slot_id slot) noexcept {
-    with(k, [&](auto& level) { drop(level, group, slot); });
-  }
-  /// Gives up the contents of all tiers.
-  void clear() noexcept {
-    each_level(*this, [&](std::size_t, auto& level) {
-      for_each_live(level, [&](std::size_t g, slot_id slot) { drop(level, g, slot); });
-    });
-  }
-  /// Gives up a key and all contents that may build on it: those after it, and those without a complete chain
-  /// to the beginning of a prompt. Returns how many blocks. O(slots); allocates.
-  std::uint64_t drop_with_followers(const block_key& key);
-
-  [[nodiscard]] std::uint64_t metadata_bytes() const noexcept {
-    std::uint64_t bytes = 0;
-    each_level(*this, [&](std::size_t, const auto& level) {
-      bytes += level.transfers.bytes() + level.owed.bytes();
-      for (const auto& slots : level.slots)
-        bytes += slots.metadata_bytes();
-    });
-    return bytes;
-  }
-  void count(offload::kv_tiers_stats& into) const noexcept {
-    each_level(*this, [&](std::size_t k, const auto& level) {
-      offload::kv_tier_stats& out = into.tiers[k] = level.counted;
-      out.bytes = level.medium.bytes();
-      for (const auto& slots : level.slots) {
-        out.slots += slots.capacity();
-        out.held += slots.held();
-        out.in_use += slots.in_use();
-        out.evictions += slots.evictions();
-      }
-    });
-    into.last_failure = last_failure_;
-  }
-  [[nodiscard]] std::vector<std::string> audit() const {
-    std::vector<std::string> found;
-    each_level(*this, [&](std::size_t k, const auto& level) {
-      for (std::size_t g = 0; g < groups_; ++g) {
-        const std::string who =
-            options_->name + ": tier " + std::to_string(k) + " group " + std::to_string(g);
-        for (std::string& each : level.slots[g].audit(who))
-          found.push_back(std::move(each));
-      }
-    });
-    return found;
-  }
-  /// Calls `f(group, slot)` for each slot of a tier that is filling or ready.
-  template <class Level, class F>
-  static void for_each_live(Level& level, F&& f) {
-    for (std::size_t g = 0; g < level.slots.size(); ++g) {
-      for (std::uint64_t i = 0; i < level.slots[g].capacity(); ++i) {
-        const slot_id slot{static_cast<std::uint32_t>(i)};
-        if (level.slots[g].is_live(slot)) f(g, slot);
-      }
-    }
-  }
-  /// Calls `f(k, level)` for each tier.
-  template <class F>
-  void for_each_level(F&& f) const {
-    each_level(*this, f);
-  }
   /// Calls `f(k, group)` for each block on its way between tier k and the first one.
   template <class F>
   void for_each_transfer(F&& f) const {
@@ -329,13 +199,16 @@ class kv_tier_stack {
         f(k, std::size_t{level.transfers[i].group});
     });
   }
-  [[nodiscard]] const failure& last_failure() const noexcept { return last_failure_; }
-  /// Counts blocks that a load took from each tier.
-  void count_loaded(std::span<const std::uint64_t> blocks) noexcept {
-    each_level(*this, [&](std::size_t k, auto& level) { level.counted.loaded += blocks[k]; });
-  }
 
  private:
+  using places::each_level;
+  using places::each_lower;
+  using places::fail;
+  using places::forget;
+  using places::groups_;
+  using places::last_failure_;
+  using places::note_index;
+
   enum class sent : std::uint8_t { begun, later, impossible };
 
   /// Reserves slots of the first tier for demotions of a group: a block that a middle tier evicts must not
@@ -354,72 +227,14 @@ class kv_tier_stack {
     return reserved;
   }
 
-  template <class Tier>
-  [[nodiscard]] tier_level<Tier> make_level(const Tier& tier, std::span<const std::uint64_t> block_bytes,
-                                            std::span<const double> shares) const {
-    const std::uint64_t unit =
-        tier.granularity != 0 ? tier.granularity : (Tier::space_type::is_host_accessible ? 1 : 4096);
-    const std::string who = options_->name + ": " + std::string(tier.space->name());
-    return tier_level<Tier>(tier, divide_tier(tier.budget, unit, block_bytes, shares, who), groups_,
-                            *options_);
-  }
-  template <std::size_t Index, class Self, class F>
-  static decltype(auto) visit(Self& self, std::size_t k, F& f) {
-    if constexpr (Index + 1 == levels) {
-      return f(std::get<Index>(self.levels_));
-    } else {
-      return k == Index ? f(std::get<Index>(self.levels_)) : visit<Index + 1>(self, k, f);
-    }
-  }
-  template <class Self, class F>
-  static void each_level(Self& self, F&& f) {
-    [&]<std::size_t... Index>(std::index_sequence<Index...>) {
-      (f(Index, std::get<Index>(self.levels_)), ...);
-    }(std::make_index_sequence<levels>());
-  }
-  template <class Self, class F>
-  static void each_lower(Self& self, F&& f) {
-    [&]<std::size_t... Index>(std::index_sequence<Index...>) {
-      (f(Index + 1, std::get<Index + 1>(self.levels_)), ...);
-    }(std::make_index_sequence<levels - 1>());
-  }
-  template <class F>
-  void for_each_lower(F&& f) {
-    each_lower(*this, [&](std::size_t k, auto& level) { f(k, level); });
-  }
-
-  void note_index(const failure& why) noexcept { last_failure_ = index_failure_ = why; }
   /// Returns whether a queue refused only because all of its places are in use.
   [[nodiscard]] static bool is_busy(const failure& why) noexcept { return why.code == errc::table_full; }
-  template <class Level>
-  void forget(Level& level, const block_key& key) noexcept {
-    if (const auto done = level.medium.forget(key); !done) note_index(done.error());
-  }
-  template <class Level>
-  void fail(Level& level, const failure& why, std::uint64_t now) noexcept {
-    ++level.counted.failures;
-    last_failure_ = why;
-    level.quiet_until = now + options_->quiet_ns;
-  }
-  template <class Level>
-  void recover(Level& level) {
-    level.counted.recovered =
-        level.medium.recover([&](std::size_t g, slot_id slot, const chunk_extent& extent) {
-          auto& slots = level.slots[g];
-          if (!slots.is_free(slot) || slots.find(extent.key)) return false;
-          slots.recover(slot, extent.key, parent_digest{extent.format}, extent.checksum);
-          return true;
-        });
-    for (auto& slots : level.slots)
-      slots.end_recovery();
-  }
-
   [[nodiscard]] bool must_go_down(std::size_t group, slot_id slot) const noexcept {
     if constexpr (levels == 1) {
       return false;
     } else {
       return first().down.on_eviction &&
-             !std::get<1>(levels_).slots[group].find(first().slots[group].key(slot));
+             !std::get<1>(this->levels_).slots[group].find(first().slots[group].key(slot));
     }
   }
 
@@ -429,7 +244,7 @@ class kv_tier_stack {
     if constexpr (K >= levels) {
       return sent::impossible;
     } else {
-      auto& level = std::get<K>(levels_);
+      auto& level = std::get<K>(this->levels_);
       auto& above = first().slots[group];
       auto& slots = level.slots[group];
       if (slots.find(above.key(upper))) return sent::impossible;
@@ -479,10 +294,11 @@ class kv_tier_stack {
     if constexpr (K < levels) {
       auto& above = first().slots[group];
       const std::uint32_t uses = K == 1 ? above.count_use(upper) : above.uses(upper);
-      if (!std::get<K - 1>(levels_).down.writes_at(uses)) return;
-      if (std::get<K>(levels_).slots[group].find(above.key(upper))) return pass_down<K + 1>(group, upper);
+      if (!std::get<K - 1>(this->levels_).down.writes_at(uses)) return;
+      if (std::get<K>(this->levels_).slots[group].find(above.key(upper)))
+        return pass_down<K + 1>(group, upper);
       if (send_down<K>(group, upper) != sent::later) return;
-      auto& level = std::get<K>(levels_);
+      auto& level = std::get<K>(this->levels_);
       if (level.owed_count == level.owed.size()) {
         ++level.counted.declined;
         return;
@@ -495,7 +311,7 @@ class kv_tier_stack {
   template <std::size_t K>
   void poll_owed() noexcept {
     if constexpr (K < levels) {
-      auto& level = std::get<K>(levels_);
+      auto& level = std::get<K>(this->levels_);
       while (level.owed_count != 0) {
         const auto next = level.owed[level.owed_first];
         auto& above = first().slots[next.group];
@@ -510,7 +326,7 @@ class kv_tier_stack {
   template <std::size_t K, class Arrived>
   void poll_levels(std::uint64_t now, Arrived& arrived) noexcept {
     if constexpr (K < levels) {
-      auto& level = std::get<K>(levels_);
+      auto& level = std::get<K>(this->levels_);
       // Transfers are checked in the order in which they began. Writes also end in that order, so that
       // evictions do not depend on the order of the device.
       std::size_t kept = 0;
@@ -539,7 +355,7 @@ class kv_tier_stack {
   }
   template <std::size_t K, class Transfer>
   void finish_write(const Transfer& done, const result<void>& outcome, std::uint64_t now) noexcept {
-    auto& level = std::get<K>(levels_);
+    auto& level = std::get<K>(this->levels_);
     auto& slots = level.slots[done.group];
     auto& above = first().slots[done.group];
     if (!outcome) {
@@ -558,7 +374,8 @@ class kv_tier_stack {
       if (wanted && above.is_ready(done.upper)) pass_down<K + 1>(done.group, done.upper);
     }
     if constexpr (K > 1) {
-      if (done.demotes) return end_demotion(std::get<K - 1>(levels_), done.group, done.upper, done.source);
+      if (done.demotes)
+        return end_demotion(std::get<K - 1>(this->levels_), done.group, done.upper, done.source);
     }
     above.unpin(done.upper);
     if (done.for_room) --leaving_[done.group];
@@ -620,55 +437,10 @@ class kv_tier_stack {
     static_cast<void>(settled(fence));  // the fence keeps a failure, and `poll` takes it
   }
 
-  /// Returns a count that grows with each key that comes or leaves.
-  [[nodiscard]] std::uint64_t changes() const noexcept {
-    std::uint64_t sum = 0;
-    each_level(*this, [&](std::size_t, const auto& level) {
-      for (const auto& slots : level.slots)
-        sum += slots.changes();
-    });
-    return sum;
-  }
-
-  const kv_tiers_options* options_;
-  std::uint64_t judged_at_ = ~std::uint64_t{0};
-  std::size_t groups_;
   std::array<std::uint64_t, max_layer_groups> headroom_{};
   // Slots of the first tier that will leave once they are written.
   std::array<std::uint64_t, max_layer_groups> leaving_{};
-  std::tuple<tier_level<Tiers>...> levels_;
-  failure last_failure_{};
-  failure index_failure_{};  // the first index update that failed since the last `sync`
 };
-
-template <class... Tiers>
-std::uint64_t kv_tier_stack<Tiers...>::drop_with_followers(const block_key& key) {
-  // After an earlier call, all remaining chunks have their complete chain in the tiers, so none builds on a
-  // key that the tiers lack.
-  if (changes() == judged_at_) {
-    bool is_here = false;
-    for (std::size_t g = 0; g < groups_; ++g)
-      is_here = is_here || find(g, tier_key(key, g)).has_value();
-    if (!is_here) return 0;
-  }
-  prefix_links links;
-  each_level(*this, [&](std::size_t, auto& level) {
-    for_each_live(level, [&](std::size_t g, slot_id slot) {
-      links.add(chain_key_of(level.slots[g].key(slot), g), level.slots[g].parent(slot));
-    });
-  });
-  links.judge(key);
-  std::uint64_t dropped = 0;
-  each_level(*this, [&](std::size_t, auto& level) {
-    for_each_live(level, [&](std::size_t g, slot_id slot) {
-      if (links.is_sound(chain_key_of(level.slots[g].key(slot), g))) return;
-      drop(level, g, slot);
-      ++dropped;
-    });
-  });
-  judged_at_ = changes();
-  return dropped;
-}
 
 }  // namespace detail
 }  // namespace v0
