@@ -55,9 +55,9 @@ inline namespace v0 {
 ///   have the same part.
 /// - **Saved**: `save` and `restore`. In a round, `save` has what was before it. The rest of a worker's state
 ///   is its own.
-/// - **A worker that joins**: `begin` with the base weights of another, and `restore` of its momentum.
-/// - **Devices**: the store's leases are read on the host. Keep base weights and momentum in host memory or
-///   below, as they are used once a round, and copy the weights.
+/// - **A worker that joins**: `restore` with the base weights and the momentum of another worker.
+/// - **Devices**: all of this is on the host. The caller copies weights from the device for `take`, and back
+///   after `apply`. Base weights and momentum are used once a round: host memory or a file is fast enough.
 ///
 /// @tparam Store  `memory_chunks` or a `tiered_buffer`, which keeps 8 bytes for each element, and during a
 ///                round 4 bytes for each of the largest fragment. A round leases 8 bytes for each element of
