@@ -55,6 +55,22 @@ def lone_words(raw):
             yield at, word[1]
 
 
+def array_lengths(code):
+    """Yields line and name of each constant of a function that is the length of an array and not static. Behind one, nvcc
+    13.0 cannot print the same array type in other functions, the user's among them: "template argument 2 is invalid"."""
+    lines = code.splitlines()
+    for at, line in enumerate(lines):
+        constant = re.match(r"( +)constexpr (?:std::size_t|std::uint64_t|auto) (\w+) ?[={]", line)
+        if not constant:
+            continue
+        for after in lines[at + 1 :]:
+            if after.strip() and len(after) - len(after.lstrip()) < len(constant[1]):
+                break
+            if re.search(rf"\barray<[^;]*, {constant[2]}>", after):
+                yield at + 1, constant[2]
+                break
+
+
 headers = sorted(p for p in ROOT.rglob("*") if p.suffix in {".hpp", ".cuh"})
 umbrella = UMBRELLA.read_text()
 
@@ -72,6 +88,8 @@ for path in headers:
         report(path, number, f"a comment line with the one word '{text}': wrap the lines before it by hand")
 
     code = without_comments(raw)
+    for number, text in array_lengths(code):
+        report(path, number, f"{text} is an array's length: make it static, or nvcc fails in functions that follow")
     for number, text in mutable_statics(code):
         report(path, number, f"mutable static state: {text}")
     for number, line in enumerate(code.splitlines(), 1):

@@ -73,7 +73,7 @@ class bf16_cast {
   /// level of optimisation and any alignment.
   template <class From, class To, class Convert>
   static void convert(const std::byte* in, std::byte* out, std::size_t count, Convert one) noexcept {
-    constexpr std::size_t tile = 32;
+    static constexpr std::size_t tile = 32;
     for (std::size_t tiles = count / tile; tiles != 0; --tiles) {
       // Uninitialised, because the loop fills each completely.
       std::array<From, tile> from;  // NOLINT(cppcoreguidelines-pro-type-member-init)

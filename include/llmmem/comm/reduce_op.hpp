@@ -30,7 +30,7 @@ namespace detail {
 /// In tiles of known length, through local arrays: compilers vectorise this for any alignment.
 template <class Element, class Combine>
 void combine_elements(std::byte* into, const std::byte* from, std::size_t bytes, Combine one) noexcept {
-  constexpr std::size_t tile = 64;
+  static constexpr std::size_t tile = 64;
   const auto some = [&](std::size_t count) {
     std::array<Element, tile> a;  // NOLINT(cppcoreguidelines-pro-type-member-init)
     std::array<Element, tile> b;  // NOLINT(cppcoreguidelines-pro-type-member-init)

@@ -187,7 +187,7 @@ class wire_form {
   /// Converts in tiles of a fixed length, through local arrays: compilers vectorise this at any alignment.
   template <class From, class To, class Convert>
   static void map(const std::byte* in, std::byte* out, std::size_t count, Convert one) noexcept {
-    constexpr std::size_t tile = 32;
+    static constexpr std::size_t tile = 32;
     const auto some = [&](std::size_t now) {
       std::array<From, tile> from{};
       std::array<To, tile> to;  // NOLINT(cppcoreguidelines-pro-type-member-init)
@@ -215,7 +215,7 @@ class wire_form {
     return a < b ? b : a;
   }
   [[nodiscard]] static std::uint32_t largest_size(std::span<const float> values) noexcept {
-    constexpr std::size_t lanes = 16;
+    static constexpr std::size_t lanes = 16;
     std::array<std::uint32_t, lanes> most{};
     const auto size_of = [](float x) { return std::bit_cast<std::uint32_t>(x) & 0x7FFF'FFFFU; };
     std::size_t i = 0;

@@ -64,7 +64,7 @@ using byte_counts = std::array<std::uint32_t, 256>;
 
   // A round's items are the leaves and the pairs of the round before, by weight. Of each item, only
   // `is_leaf` is kept.
-  constexpr std::size_t most = 512;
+  static constexpr std::size_t most = 512;
   std::array<std::array<bool, most>, longest_code> is_leaf{};
   std::array<std::uint64_t, most> weights{};
   std::size_t items = 0;

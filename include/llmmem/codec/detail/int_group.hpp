@@ -50,9 +50,8 @@ struct int_rounding {
 /// The bits of the largest size of `count` floats: floats are ordered as their bits, infinity and NaNs above
 /// all.
 [[nodiscard]] inline std::uint32_t largest_size(const std::byte* in, std::size_t count) noexcept {
-  using lanes = std::array<std::uint32_t, 16>;  // nvcc mistakes a local constant as an argument of `array`
-  lanes most{};
-  lanes some{};
+  std::array<std::uint32_t, 16> most{};
+  std::array<std::uint32_t, 16> some{};
   for (std::size_t at = 0; at < count; at += most.size()) {
     const std::size_t now = std::min(most.size(), count - at);
     if (now != some.size()) some = {};

@@ -153,7 +153,7 @@ struct socket_address {
 /// Returns the bytes written, 0 when none can be written now, or the negative error.
 [[nodiscard]] inline ssize_t write_some(int socket, std::span<const std::byte> first,
                                         std::span<const std::byte> second) noexcept {
-  constexpr std::size_t short_bytes = 2048;
+  static constexpr std::size_t short_bytes = 2048;
   // Not cleared, because only the bytes written to it are sent.
   std::array<std::byte, short_bytes> joined;  // NOLINT(cppcoreguidelines-pro-type-member-init)
   if (!second.empty() && first.size() + second.size() <= joined.size()) {

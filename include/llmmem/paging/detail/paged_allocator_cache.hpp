@@ -76,7 +76,7 @@ template <class Traits>
 template <class Visit>
 void paged_allocator<Traits>::walk(std::span<const token_id> tokens, const prefix_context& context,
                                    Visit&& visit) const noexcept {
-  constexpr std::size_t most_ahead = 4;
+  static constexpr std::size_t most_ahead = 4;
   std::array<block_key, most_ahead> keys{};
   const auto part = [&](std::size_t i) noexcept { return tokens.subspan(i * block_tokens_, block_tokens_); };
   const std::size_t end = tokens.size() / block_tokens_;
