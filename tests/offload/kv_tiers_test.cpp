@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "offload/kv_model.hpp"
+#include "support/event_orders.hpp"
 #include "support/manual_transfers.hpp"
 #include "support/seeds.hpp"
 
@@ -833,23 +834,7 @@ class two_requests {
 }  // namespace
 
 TEST_CASE("in every order of five events of two requests no token is wrong and no block is left behind") {
-  constexpr std::uint32_t depth = 5;
-  std::uint32_t orders = 1;
-  for (std::uint32_t i = 0; i < depth; ++i)
-    orders *= two_requests::events;
-  std::uint32_t failed = 0;
-  // A sanitizer watches every 13th: 13 and 10 have no common factor, so each event occurs in each place.
-  const std::uint32_t stride = llmmem_tests::is_watched ? 13 : 1;
-  for (std::uint32_t order = 0; order < orders && failed == 0; order += stride) {
-    two_requests both;
-    std::string wrong;
-    for (std::uint32_t i = 0, rest = order; i < depth && wrong.empty(); ++i, rest /= two_requests::events)
-      wrong = both.happen(rest % two_requests::events);
-    if (wrong.empty()) wrong = both.end();
-    if (wrong.empty()) continue;
-    CAPTURE(order);
-    CHECK(wrong == "");
-    ++failed;
-  }
+  const std::uint32_t orders =
+      llmmem_tests::run_event_orders(5, [](std::uint32_t) { return two_requests(); });
   CHECK(orders == 100'000);
 }
