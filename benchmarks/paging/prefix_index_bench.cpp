@@ -189,7 +189,7 @@ void libcachesim(benchmark::State& state) {
   measure(state, [&](const prompt& asked) {
     std::uint64_t hits = 0;
     for (const block_key& key : asked.keys)
-      hits += cache.access(key.low) ? 1 : 0;
+      hits += cache.access(key.low) ? 1U : 0U;
     return hits;
   });
 }

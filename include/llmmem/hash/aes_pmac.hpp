@@ -86,6 +86,21 @@ class aes_pmac_128 {
     return fold_any(tokens);
   }
 
+  /// Folds four blocks of equal size, which follow each other in `tokens`. With wide instructions it takes
+  /// little longer than one of them.
+  void fold_four(std::span<const token_id> tokens, std::array<folded_tokens, 4>& out) const noexcept {
+    const std::size_t size = tokens.size() / out.size();
+#if defined(LLMMEM_AES_INSTRUCTIONS)
+    if (path_ == aes_path::wide_instructions && size % tokens_a_four == 0 &&
+        size <= masks_.size() * tokens_a_four) {
+      out.fill(last_whole_);
+      return detail::aes_sums_of_fours(key_, masks_.data(), tokens.data(), size / tokens_a_four, out);
+    }
+#endif
+    for (std::size_t i = 0; i < out.size(); ++i)
+      out[i] = fold(tokens.subspan(i * size, size));
+  }
+
   [[nodiscard]] block_key chain(const block_key& parent, const folded_tokens& folded) const noexcept {
     return key_of(encrypted(folded ^ detail::aes_block{parent.low, parent.high}));
   }

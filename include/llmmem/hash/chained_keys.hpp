@@ -5,6 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/hash/block_key.hpp>
 
+#include <array>
 #include <cstddef>
 #include <span>
 
@@ -17,7 +18,8 @@ inline namespace v0 {
 /// two do not depend on each other, so the processor executes them at the same time. Folding all tokens of a
 /// block immediately before its key would make one wait for the other.
 ///
-/// @par Complexity   one `chain` for each key, and one `fold` more than keys.
+/// @par Complexity   one `chain` for each key, and at most four `fold` more than keys: one more at the first
+///      key, since prompts that are not cached end there.
 /// @par Thread safety   none; the hash and the tokens must outlive it.
 template <block_hash Hash>
 class chained_keys {
@@ -29,7 +31,7 @@ class chained_keys {
                std::span<const token_id> tokens, std::size_t block_tokens) noexcept
       : hash_(hash), last_(parent), tokens_(tokens), block_tokens_(block_tokens) {
     if constexpr (folding_block_hash<Hash>) {
-      if (has_next()) folded_ = hash_.fold(block());
+      if (has_next()) fold_ahead();
     }
   }
 
@@ -38,9 +40,9 @@ class chained_keys {
   /// Returns the key of the next block. @pre has_next().
   block_key next() noexcept {
     if constexpr (folding_block_hash<Hash>) {
-      const auto now = folded_;
+      const auto now = folded_.of[folded_.used++];
       tokens_ = tokens_.subspan(block_tokens_);
-      if (has_next()) folded_ = hash_.fold(block());
+      if (folded_.used == folded_.count && has_next()) fold_ahead();
       last_ = hash_.chain(last_, now);
     } else {
       last_ = hash_.chain(last_, block());
@@ -57,8 +59,29 @@ class chained_keys {
   };
   template <folding_block_hash H>
   struct folded_by<H> {
-    using type = typename H::folded_tokens;
+    struct type {
+      std::array<typename H::folded_tokens, 4> of;
+      std::size_t used = 0;
+      std::size_t count = 0;
+      std::size_t singly = 0;  // blocks that were folded one by one
+    };
   };
+
+  /// Folds the next block. After two blocks it folds four at once, if the hash can: prompts that are not
+  /// cached end before.
+  void fold_ahead() noexcept {
+    folded_.used = 0;
+    if constexpr (requires { hash_.fold_four(tokens_, folded_.of); }) {
+      if (folded_.singly == 2 && tokens_.size() / 4 >= block_tokens_) {
+        hash_.fold_four(tokens_.first(4 * block_tokens_), folded_.of);
+        folded_.count = 4;
+        return;
+      }
+      if (folded_.singly < 2) ++folded_.singly;
+    }
+    folded_.of[0] = hash_.fold(block());
+    folded_.count = 1;
+  }
 
   [[nodiscard]] std::span<const token_id> block() const noexcept { return tokens_.first(block_tokens_); }
 

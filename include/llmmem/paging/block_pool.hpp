@@ -112,10 +112,8 @@ class block_pool {
   /// Adds a reference to each block and revives idle ones, or changes nothing. A free block is refused.
   result<void> share(std::span<const block_id> blocks) noexcept { return share_all(blocks); }
   result<void> share(std::span<const block_handle> blocks) noexcept { return share_all(blocks); }
-  result<void> share(block_id block) noexcept { return share_all(std::span<const block_id>(&block, 1)); }
-  result<void> share(block_handle block) noexcept {
-    return share_all(std::span<const block_handle>(&block, 1));
-  }
+  result<void> share(block_id block) noexcept { return share_one(block); }
+  result<void> share(block_handle block) noexcept { return share_one(block); }
 
   /// Drops a reference from each block, the last of the span first, or changes nothing.
   result<void> release(std::span<const block_id> blocks) noexcept { return release_all(blocks); }
@@ -254,6 +252,10 @@ class block_pool {
   [[nodiscard]] bool is_active(const Name& name) const noexcept {
     return is_named_by(name) && records_[to_index(id_of(name))].is_active();
   }
+  template <class Name>
+  result<void> check_share(const Name& name, std::size_t count) const noexcept;
+  template <class Name>
+  result<void> share_one(const Name& name) noexcept;
   template <class Name>
   result<void> share_all(std::span<const Name> names) noexcept;
   template <class Name>

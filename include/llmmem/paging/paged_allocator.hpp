@@ -499,7 +499,8 @@ class paged_allocator {
   result<append_result> grow(std::uint32_t slot, std::uint64_t count, const need& required) noexcept;
   [[nodiscard]] result<std::uint64_t> count_batch(std::span<const paging::growth> batch) noexcept;
   template <class Visit>
-  void walk(std::span<const token_id> tokens, const prefix_context& context, Visit&& visit) const noexcept;
+  void walk(std::span<const token_id> tokens, const block_key& root, const prefix_context& context,
+            Visit&& visit) const noexcept;
   void take_beginning(std::uint32_t slot, std::span<const token_id> rest, match_result& out) noexcept;
   template <class GiveBack>
   result<std::uint64_t> replace_duplicates(std::uint32_t slot, GiveBack&& give_back) noexcept;

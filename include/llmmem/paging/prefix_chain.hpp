@@ -72,9 +72,10 @@ class prefix_chain {
   [[nodiscard]] std::optional<place> find(const place& at, const block_key& key,
                                           std::span<const token_id> chunk,
                                           const prefix_context& context) const noexcept {
-    const auto found = index_.find(key);
-    if (!found || !verification_.holds(*found, chunk, link(at.node), context)) return std::nullopt;
-    return place{*found, key};
+    const block_id found = index_.block_of(key);
+    if (found == null_block || !verification_.holds(found, chunk, link(at.node), context))
+      return std::nullopt;
+    return place{found, key};
   }
 
   /// Returns the position one chunk further, and adds a node if it was not known; nothing if no node is free,
@@ -83,9 +84,9 @@ class prefix_chain {
   [[nodiscard]] std::optional<place> extend(const place& at, const block_key& key,
                                             std::span<const token_id> chunk,
                                             const prefix_context& context) noexcept {
-    if (const auto found = index_.find(key)) {
-      if (!verification_.holds(*found, chunk, link(at.node), context)) return std::nullopt;
-      return place{*found, key};
+    if (const block_id found = index_.block_of(key); found != null_block) {
+      if (!verification_.holds(found, chunk, link(at.node), context)) return std::nullopt;
+      return place{found, key};
     }
     if (free() == 0) return std::nullopt;
     block_id fresh = free_;
@@ -106,7 +107,7 @@ class prefix_chain {
   /// Whether `extend` would refuse because another chunk has the same key.
   [[nodiscard]] bool collides(const place& at, const block_key& key, std::span<const token_id> chunk,
                               const prefix_context& context) const noexcept {
-    return index_.find(key).has_value() && !find(at, key, chunk, context);
+    return index_.block_of(key) != null_block && !find(at, key, chunk, context);
   }
 
   /// Adds a holder to `node`, which also keeps all nodes before it. Has no effect on the root.

@@ -40,6 +40,14 @@ class prefix_index {
 
   /// Returns the block that `key` names, if any.
   [[nodiscard]] std::optional<block_id> find(const block_key& key) const noexcept {
+    const block_id block = block_of(key);
+    return block == null_block ? std::nullopt : std::optional(block);
+  }
+
+  /// Returns the block that `key` names, or `null_block`: for every lookup of a prompt's blocks. A block
+  /// passes through a register. An optional one that a compiler does not insert into the caller is stored in
+  /// parts and then loaded whole, which stalls for longer than the lookup takes.
+  [[nodiscard]] block_id block_of(const block_key& key) const noexcept {
     const std::uint8_t tag = tag_of(key);
     std::uint64_t i = home(key);
     // Blocks may have overflowed from every line of a small table: then the search ends where it began.
@@ -51,7 +59,7 @@ class prefix_index {
       }
       if (chunk.passed_by() == 0) break;
     }
-    return std::nullopt;
+    return null_block;
   }
 
   /// Prefetches the line that `find(key)` reads first. Worth calling some lookups ahead.

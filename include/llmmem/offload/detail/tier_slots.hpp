@@ -42,9 +42,9 @@ class tier_slots {
   }
 
   [[nodiscard]] std::optional<slot_id> find(const block_key& key) const noexcept {
-    const auto found = index_.find(key);
-    if (!found) return std::nullopt;
-    return slot_id{to_index(*found) - 1};
+    const block_id found = index_.block_of(key);
+    if (found == null_block) return std::nullopt;
+    return slot_id{to_index(found) - 1};
   }
   void prefetch(const block_key& key) const noexcept { index_.prefetch(key); }
 

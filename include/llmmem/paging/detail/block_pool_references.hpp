@@ -42,17 +42,33 @@ bool block_pool<Eviction, FreeList, History>::is_named_by(block_handle handle) c
          handle.generation == records_[to_index(handle.block)].generation();
 }
 
+/// Whether `count` more references to the block that `name` names are possible.
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+template <class Name>
+inline result<void> block_pool<Eviction, FreeList, History>::check_share(const Name& name,
+                                                                         std::size_t count) const noexcept {
+  const std::uint32_t i = to_index(id_of(name));
+  if (!is_named_by(name) || !(records_[i].is_active() || records_[i].is_idle())) return check(name);
+  if (records_[i].references() + count > block_record::max_references)
+    return refusal(errc::too_many_shares, i, count, records_[i].references());
+  return {};
+}
+
+template <eviction_policy Eviction, free_list FreeList, block_history History>
+template <class Name>
+inline result<void> block_pool<Eviction, FreeList, History>::share_one(const Name& name) noexcept {
+  const auto checked = check_share(name, 1);
+  if (checked) add_reference(id_of(name));
+  return checked;
+}
+
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <class Name>
 result<void> block_pool<Eviction, FreeList, History>::share_all(std::span<const Name> names) noexcept {
   // Checks all blocks before it changes any, because an idle block that is revived loses its place in the
   // eviction order.
   for (const Name& name : names) {
-    const std::uint32_t i = to_index(id_of(name));
-    if (!is_named_by(name) || !(records_[i].is_active() || records_[i].is_idle())) return check(name);
-    if (records_[i].references() + names.size() > block_record::max_references) {
-      return refusal(errc::too_many_shares, i, names.size(), records_[i].references());
-    }
+    if (const auto checked = check_share(name, names.size()); !checked) return checked;
   }
   for (const Name& name : names)
     add_reference(id_of(name));

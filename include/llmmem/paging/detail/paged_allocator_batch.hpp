@@ -103,7 +103,7 @@ template <class Traits>
 prompt_cost paged_allocator<Traits>::cost(std::span<const token_id> tokens,
                                           const prefix_context& context) const noexcept {
   prompt_cost out;
-  walk(tokens, context, [&](block_id block, const block_key&) noexcept {
+  walk(tokens, paging::root_key(hash_, context, epoch_), context, [&](block_id block) noexcept {
     ++out.cached_blocks;
     if (pool_.record(block).is_idle()) ++out.revived_blocks;
     return true;
@@ -117,7 +117,7 @@ template <class Traits>
 std::uint64_t paged_allocator<Traits>::expect(std::span<const token_id> tokens, const prefix_context& context,
                                               std::uint64_t next_use) noexcept {
   std::uint64_t cached = 0;
-  walk(tokens, context, [&](block_id block, const block_key&) noexcept {
+  walk(tokens, paging::root_key(hash_, context, epoch_), context, [&](block_id block) noexcept {
     pool_.expect(block, next_use);
     cached += block_tokens_;
     return true;
@@ -132,13 +132,13 @@ std::uint64_t paged_allocator<Traits>::expect(const keyed_blocks& prompt, const 
   block_key before{};
   for (const block_key& key : in_chain(prompt, context).keys) {
     const std::uint64_t part = detail::lesser(prompt.tokens - tokens, block_tokens_);
-    const auto found = index_.find(key);
-    if (!found || index_.tokens(*found) != part || !verification_.holds_key(*found, context) ||
-        !followers_.comes_after(*found, before)) {
+    const block_id found = index_.block_of(key);
+    if (found == null_block || index_.tokens(found) != part || !verification_.holds_key(found, context) ||
+        !followers_.comes_after(found, before)) {
       break;
     }
     before = key;
-    pool_.expect(*found, next_use);
+    pool_.expect(found, next_use);
     tokens += part;
   }
   return tokens;

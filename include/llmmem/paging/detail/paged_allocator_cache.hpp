@@ -24,14 +24,14 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
                                     : detail::blocks_for(tokens.size(), block_tokens_);
   const std::uint64_t limit = detail::lesser(tokens.size(), max_sequence_tokens_) / block_tokens_;
   const std::uint64_t chain = detail::blocks_for(tokens.size(), block_tokens_);
-  walk(tokens.first(static_cast<std::size_t>(limit * block_tokens_)), taker.context,
-       [&](block_id found, const block_key& key) noexcept {
-         if (!take(sequence.slot, found, {}, chain)) return false;
-         taker.chain = key;
-         taker.parent = verification_.link(found);
-         ++taker.keyed;
-         return true;
-       });
+  walk(tokens.first(static_cast<std::size_t>(limit * block_tokens_)), taker.chain, taker.context,
+       [&](block_id found) noexcept { return take(sequence.slot, found, {}, chain); });
+  taker.keyed = taker.blocks;
+  if (taker.blocks != 0) {
+    const block_id last = row(sequence.slot)[taker.blocks - 1];
+    taker.chain = index_.key(last);
+    taker.parent = verification_.link(last);
+  }
   match_result out{.tokens = std::uint64_t{taker.blocks} * block_tokens_};
   if constexpr (partial_type::source != partial_source::none) {
     take_beginning(sequence.slot, tokens.subspan(static_cast<std::size_t>(out.tokens)), out);
@@ -55,33 +55,33 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   for (std::size_t i = 0; i < prompt.keys.size(); ++i) {
     if (i + ahead < prompt.keys.size()) index_.prefetch(prompt.keys[i + ahead]);
     const std::uint64_t part = detail::lesser(prompt.tokens - out.tokens, block_tokens_);
-    const auto found = index_.find(prompt.keys[i]);
-    if (!found || index_.tokens(*found) != part) break;
-    if (!verification_.holds_key(*found, at(sequence).context)) break;
-    if (!followers_.comes_after(*found, i == 0 ? block_key{} : prompt.keys[i - 1])) break;
+    const block_id found = index_.block_of(prompt.keys[i]);
+    if (found == null_block || index_.tokens(found) != part) break;
+    if (!verification_.holds_key(found, at(sequence).context)) break;
+    if (!followers_.comes_after(found, i == 0 ? block_key{} : prompt.keys[i - 1])) break;
     if (part > max_sequence_tokens_ - out.tokens) break;
-    if (!take(sequence.slot, *found, hint_of(prompt, i), prompt.keys.size())) break;
+    if (!take(sequence.slot, found, hint_of(prompt, i), prompt.keys.size())) break;
     out.tokens += part;
   }
   if (out.tokens != 0) at(sequence).tokens_known = false;
   return found_so_far(sequence.slot, out, before);
 }
 
-/// Calls `visit(block, key)` for each cached full block of the prefix, in order, until it returns false.
+/// Calls `visit(block)` for each cached full block of the prefix, in order, until it returns false.
 ///
 /// It computes keys, and prefetches their lines of the index, ahead of the lookups: none at the first block,
 /// then more the longer the prefix continues. So an uncached prompt costs no extra hash, any other prompt at
 /// most three.
 template <class Traits>
 template <class Visit>
-void paged_allocator<Traits>::walk(std::span<const token_id> tokens, const prefix_context& context,
-                                   Visit&& visit) const noexcept {
+void paged_allocator<Traits>::walk(std::span<const token_id> tokens, const block_key& root,
+                                   const prefix_context& context, Visit&& visit) const noexcept {
   static constexpr std::size_t most_ahead = 4;
   std::array<block_key, most_ahead> keys{};
   const auto part = [&](std::size_t i) noexcept { return tokens.subspan(i * block_tokens_, block_tokens_); };
   const std::size_t end = tokens.size() / block_tokens_;
   std::size_t made = 0;
-  chained_keys chain(hash_, paging::root_key(hash_, context, epoch_), tokens, block_tokens_);
+  chained_keys chain(hash_, root, tokens, block_tokens_);
   chain_link parent{};
   for (std::size_t i = 0; i < end; ++i) {
     const std::size_t until = detail::lesser(end, i + detail::lesser(i, most_ahead - 1) + 1);
@@ -91,10 +91,10 @@ void paged_allocator<Traits>::walk(std::span<const token_id> tokens, const prefi
       keys[made % most_ahead] = key;
     }
     const block_key& key = keys[i % most_ahead];
-    const auto found = index_.find(key);
-    if (!found || !verification_.holds(*found, part(i), parent, context)) return;
-    parent = verification_.link(*found);
-    if (!visit(*found, key)) return;
+    const block_id found = index_.block_of(key);
+    if (found == null_block || !verification_.holds(found, part(i), parent, context)) return;
+    parent = verification_.link(found);
+    if (!visit(found)) return;
   }
 }
 
@@ -139,14 +139,16 @@ bool paged_allocator<Traits>::take(std::uint32_t slot, block_id found, const acc
                                    std::uint64_t chain) noexcept {
   record& sequence = records_[slot];
   if (!pool_.share(found)) return false;
-  const block_id parent = sequence.blocks == 0 ? null_block : row(slot)[sequence.blocks - 1];
+  block_id* const end = row(slot) + sequence.blocks;
   if constexpr (sharing_observer<observer_type>) observer_.on_shared(found, index_.key(found));
   if (pool_.reads_hints()) {
+    const block_id parent = sequence.blocks == 0 ? null_block : end[-1];
     pool_.touch(found, placed(hint, sequence, found, parent, sequence.blocks, chain));
   } else {
     pool_.touch(found, detail::no_hint);
   }
-  row(slot)[sequence.blocks++] = found;
+  *end = found;
+  ++sequence.blocks;
   sequence.committed = sequence.blocks;
   return true;
 }
@@ -191,7 +193,7 @@ std::uint64_t paged_allocator<Traits>::commit_tokens(std::uint32_t slot, std::ui
   block_id parent = null_block;
   if (writer.committed != 0 && writer.committed < full) {
     const block_key& last = index_.key(row(slot)[writer.committed - 1]);
-    parent = index_.find(last).value_or(null_block);
+    parent = index_.block_of(last);
   }
   const auto hint_at = [&](std::uint64_t i) noexcept {
     const block_id block = row(slot)[i];
@@ -217,21 +219,21 @@ template <class Traits>
 typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::uint32_t slot, block_id block,
                                                                           block_id parent) noexcept {
   record& sequence = records_[slot];
-  const auto existing = index_.find(index_.key(block));
-  if (existing) {
-    if (verification_.holds(*existing, verification_.tokens(block), sequence.parent, sequence.context)) {
-      sequence.parent = verification_.link(*existing);
-      if (*existing != block) {
+  const block_id existing = index_.block_of(index_.key(block));
+  if (existing != null_block) {
+    if (verification_.holds(existing, verification_.tokens(block), sequence.parent, sequence.context)) {
+      sequence.parent = verification_.link(existing);
+      if (existing != block) {
         sequence.borrowed = sequence.committed + 1;
         ++counters_.duplicates;
         if constexpr (retains<eviction_type>) {
           const retention keep = kept(sequence, sequence.committed);
-          if (keep != retention{}) pool_.retain(*existing, keep);
+          if (keep != retention{}) pool_.retain(existing, keep);
         }
       }
-      return {.is_new = false, .holder = *existing};
+      return {.is_new = false, .holder = existing};
     }
-    if (*existing == block) {  // was cached after dropped contents; now after their replacement
+    if (existing == block) {  // was cached after dropped contents; now after their replacement
       verification_.enrol(block, sequence.parent, sequence.context);
       sequence.parent = verification_.link(block);
       followers_.relink(block, parent);
@@ -244,9 +246,9 @@ typename paged_allocator<Traits>::adoption paged_allocator<Traits>::adopt(std::u
     built = placed({}, sequence, block, parent, sequence.committed, sequence.blocks);
   const access_hint& hint = built ? *built : detail::no_hint;
   if (!admits(sequence, hint, block_tokens_)) return {};
-  if (existing) {
+  if (existing != null_block) {
     // The same key names other contents, or a child of a dropped parent, which no match can find.
-    drop_contents(*existing);
+    drop_contents(existing);
     ++counters_.replaced;
     if (parent != null_block && !index_.contains(parent)) return {};  // it was after a dropped block
   }
@@ -282,7 +284,7 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
   std::uint64_t registered = 0;
   block_id parent = null_block;
   if (writer.committed != 0 && writer.committed < contents.keys.size()) {
-    parent = index_.find(contents.keys[writer.committed - 1]).value_or(null_block);
+    parent = index_.block_of(contents.keys[writer.committed - 1]);
   }
   const auto part_of = [&](std::uint64_t i) noexcept {
     return detail::lesser(contents.tokens - i * block_tokens_, block_tokens_);
@@ -298,26 +300,26 @@ result<std::uint64_t> paged_allocator<Traits>::commit(sequence_id sequence,
   for (std::uint32_t& i = writer.committed; i < detail::lesser(end, writer.refused_from); ++i) {
     const block_id block = row(sequence.slot)[i];
     const std::uint64_t part = part_of(i);
-    if (const auto existing = index_.find(contents.keys[i])) {
-      if (verification_.holds_key(*existing, writer.context)) {
-        if (!followers_.comes_after(*existing, i == 0 ? block_key{} : contents.keys[i - 1])) {
+    if (const block_id existing = index_.block_of(contents.keys[i]); existing != null_block) {
+      if (verification_.holds_key(existing, writer.context)) {
+        if (!followers_.comes_after(existing, i == 0 ? block_key{} : contents.keys[i - 1])) {
           ++counters_.unchained;
           break;
         }
         if (pool_.reads_hints()) {
-          pool_.touch(*existing,
-                      placed(hint_of(contents, i), writer, *existing, parent, i, contents.keys.size()));
+          pool_.touch(existing,
+                      placed(hint_of(contents, i), writer, existing, parent, i, contents.keys.size()));
         } else {
-          pool_.touch(*existing, detail::no_hint);
+          pool_.touch(existing, detail::no_hint);
         }
-        if (*existing != block) {
+        if (existing != block) {
           ++counters_.duplicates;
           writer.borrowed = i + 1;
         }
-        parent = *existing;
+        parent = existing;
         continue;
       }
-      drop_contents(*existing);  // the same key in another context
+      drop_contents(existing);  // the same key in another context
       ++counters_.replaced;
       if (parent != null_block && !index_.contains(parent)) break;  // it was after a dropped block
     }

@@ -101,14 +101,14 @@ result<std::uint64_t> paged_allocator<Traits>::replace_duplicates(std::uint32_t 
   for (bool current = true; current && i < end;) {
     std::size_t size = 0;
     for (; i < end && size < own.size(); ++i) {
-      const auto holder = index_.find(index_.key(table[i]));
-      current =
-          holder && verification_.holds(*holder, verification_.tokens(table[i]), parent, sequence.context);
+      const block_id holder = index_.block_of(index_.key(table[i]));
+      current = holder != null_block &&
+                verification_.holds(holder, verification_.tokens(table[i]), parent, sequence.context);
       if (!current) break;
-      parent = verification_.link(*holder);
-      if (*holder == table[i] || !pool_.share(*holder)) continue;
+      parent = verification_.link(holder);
+      if (holder == table[i] || !pool_.share(holder)) continue;
       own[size] = table[i];
-      equal[size] = *holder;
+      equal[size] = holder;
       places[size++] = i;
     }
     if (size == 0) continue;
