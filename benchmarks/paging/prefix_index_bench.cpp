@@ -62,9 +62,9 @@ class prefix_cache {
     std::size_t misses = 0;
     for (std::size_t i = 0; i < keys.size(); ++i) {
       if (i + ahead < keys.size()) index_.prefetch(keys[i + ahead]);
-      if (const auto found = index_.find(keys[i])) {
-        share(*found, keys[i]);
-        table_[i] = *found;
+      if (const block_id found = index_.block_of(keys[i]); found != null_block) {
+        share(found, keys[i]);
+        table_[i] = found;
       } else {
         missing_[misses++] = i;
       }
@@ -81,17 +81,16 @@ class prefix_cache {
 
   /// The same for one block.
   bool serve(const block_key& key) {
-    const auto found = index_.find(key);
-    block_id block{};
+    block_id block = index_.block_of(key);
+    const bool found = block != null_block;
     if (found) {
-      block = *found;
       share(block, key);
     } else {
       allocate({&block, 1});
       cache(key, block);
     }
     require(pool_.release(block).has_value());
-    return found.has_value();
+    return found;
   }
 
   [[nodiscard]] std::size_t metadata_bytes() const {
