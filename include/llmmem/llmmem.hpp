@@ -210,6 +210,8 @@
 #include <llmmem/paging/upload_ring.hpp>
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/paging/what_if_result.hpp>
+#include <llmmem/pool/directory.hpp>
+#include <llmmem/pool/embedded_directory.hpp>
 #include <llmmem/pool/kv_handover.hpp>
 #include <llmmem/pool/kv_pool.hpp>
 #include <llmmem/pool/kv_pool_types.hpp>
