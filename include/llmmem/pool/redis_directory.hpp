@@ -94,7 +94,11 @@ class redis_directory {
   /// Returns the last trouble, `errc::ok` if there was none since the server came up. Its `where` has the
   /// server's address, and the server's words if it refused something.
   [[nodiscard]] const failure& why() const noexcept LLMMEM_LIFETIMEBOUND { return why_; }
-  [[nodiscard]] pool::redis_stats stats() const noexcept { return counted_; }
+  [[nodiscard]] pool::redis_stats stats() const noexcept {
+    pool::redis_stats out = counted_;
+    out.open_commands = sent_count_;
+    return out;
+  }
 
   // What a `pool_directory` has
 

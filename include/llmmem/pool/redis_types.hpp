@@ -51,11 +51,12 @@ struct redis_stats {
   std::uint64_t announced = 0;       ///< values written
   std::uint64_t connections = 0;     ///< that came up
   std::uint64_t losses = 0;          ///< connections that failed, or were not made
-  std::uint64_t incarnations = 0;    ///< times that this node's name had to be set
+  std::uint64_t incarnations = 0;    ///< times that this node set its name, or tried to
   std::uint64_t refused_values = 0;  ///< names and values in the server that are malformed
   std::uint64_t refused_commands = 0;
-  std::uint64_t dead_entries = 0;  ///< entries of dead incarnations that were found, and ignored
-  std::uint64_t repaired = 0;      ///< of these, removed from the server
+  std::uint64_t dead_entries = 0;   ///< entries of dead incarnations that were found, and ignored
+  std::uint64_t repaired = 0;       ///< of these, removed from the server
+  std::uint64_t open_commands = 0;  ///< whose replies have not been read
 };
 
 }  // namespace pool
