@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -62,7 +63,7 @@ TEST_CASE("records of a span are read back, and a damaged value yields none of t
   changed[4] = 65;
   CHECK_FALSE(detail::read_redis_records(changed, 2, none));
   changed = right;
-  changed[3] = 9;  // records
+  changed[3] = 3;  // records
   CHECK_FALSE(detail::read_redis_records(changed, 2, none));
   changed = right;
   changed[5 + 12] = 0x0F;  // a block of a chunk that the record lacks
@@ -144,7 +145,7 @@ struct directory_node {
   directory_node(const redis_options& options, std::uint32_t seat, std::uint64_t nonce,
                  std::uint64_t likeness = 1)
       : directory(options),
-        table(8, 1, {}),
+        table(256, 1, {}),
         id{.seat = seat_id{seat}, .nonce = nonce, .likeness = likeness, .seats = 3, .groups = 1} {
     directory.begin(link, id);
   }
@@ -174,14 +175,18 @@ struct directory_node {
     ask();
     CHECK(until([&] { return directory.stats().answers + directory.stats().unknown > questions; }));
   }
-  void announce(std::vector<std::uint32_t> digests, std::uint64_t mask) {
-    const std::array<std::uint64_t, 1> masks{mask};
-    const pool::span_records all(table, span_a);
-    if (table.put(span_a, id.seat, id.nonce, digests, masks) == detail::span_table::none) {
-      directory.retract(link, span_a, {}, all);
-    } else {
-      directory.announce(link, span_a, {digests, masks}, all);
-    }
+  void announce(const std::vector<std::uint32_t>& chunks, std::uint64_t mask) {
+    const std::uint32_t entry =
+        table.put(span_a, id.seat, id.nonce, chunks, std::array<std::uint64_t, 1>{mask});
+    const detail::span_entry& each = table.at(entry);
+    directory.announce(link, span_a, {std::span(each.digests).first(each.chunks), table.masks(entry)},
+                       pool::span_records(table, span_a));
+    settle();
+  }
+  void retract(std::uint32_t place, std::uint32_t digest) {
+    directory.retract(link, span_a, {.group = 0, .place = place, .digest = digest},
+                      pool::span_records(table, span_a));
+    table.take_back(span_a, id.seat, 0, place, digest);
     settle();
   }
   void announce_again() {
@@ -190,7 +195,6 @@ struct directory_node {
     settle();
   }
   pool::asked ask() {
-    const std::array<std::uint32_t, 4> digests{1, 2, 3, 4};
     return directory.ask(link, {.id = 11, .index = 5, .span = span_a, .digests = digests});
   }
   /// Asks for chunks 1, 2, 3, 4 and returns the answer.
@@ -202,6 +206,7 @@ struct directory_node {
     return link.last;
   }
 
+  std::vector<std::uint32_t> digests{1, 2, 3, 4};  // of the questions
   test_link link;
   redis_directory directory;
   detail::span_table table;
@@ -267,12 +272,44 @@ TEST_SUITE("redis_directory") {
     one.announce({1, 2, 3, 4}, 0b1001);
     CHECK(zero.found().masks[0] == 0b1001);
     // It no longer has the longer match: its other chain counts.
-    zero.announce({1, 2, 3}, 0);
+    zero.retract(2, 3);
     CHECK(one.found().masks[0] == 0b11);
-    zero.announce({1, 2, 9, 9}, 0);
+    zero.retract(0, 1);
+    zero.retract(1, 2);
+    CHECK(one.found().count == 0);
+    CHECK(server.ask({"HLEN", "llmmem:0000000000000001:span:000000000000000b000000000000000a"}) == "2");
+    zero.retract(2, 9);
+    zero.retract(3, 9);
+    CHECK(server.ask({"HLEN", "llmmem:0000000000000001:span:000000000000000b000000000000000a"}) == "1");
     CHECK(one.found().count == 0);
     CHECK(server.ask({"KEYS", "*:span:*"}).size() > 10);
     CHECK(one.directory.stats().refused_values == 0);
+  }
+
+  TEST_CASE("of a hundred chains that begin alike, the one most alike is found") {
+    if (!has_redis()) return;
+    redis_server server;
+    directory_node zero(at(server), 0, 100);
+    directory_node one(at(server), 1, 101);
+    REQUIRE(zero.is(pool::redis_state::up));
+    REQUIRE(one.is(pool::redis_state::up));
+    const auto chain = [](std::uint32_t which, std::uint32_t chunks) {
+      std::vector<std::uint32_t> out;
+      for (std::uint32_t i = 0; i < chunks; ++i)
+        out.push_back(i < 21 ? i : which * 100 + i);  // 21 chunks in common
+      return out;
+    };
+    for (std::uint32_t i = 0; i < 100; ++i)
+      zero.announce(chain(i, 30 + i % 35), ~std::uint64_t{0} >> (64 - (30 + i % 35)));
+    for (std::uint32_t i = 0; i < 100; i += 9) {
+      CAPTURE(i);
+      one.digests = chain(i, 64);
+      const auto found = one.found();
+      REQUIRE(found.count == 1);
+      CHECK(std::popcount(found.masks[0]) == static_cast<int>(30 + i % 35));
+    }
+    one.digests = chain(777, 64);
+    CHECK(std::popcount(one.found().masks[0]) == 21);
   }
 
   TEST_CASE("entries of a node that sleeps beyond its lifetime count no more, and are removed") {

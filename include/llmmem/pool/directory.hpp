@@ -187,7 +187,7 @@ struct any_directory_link {
 /// - `takes(link, keeper)`       whether that keeper takes another question or announcement now.
 /// - `announce(link, span, record, all)`  this node holds these blocks. `all` are all its records of the
 ///   span, `record` among them: a directory that keeps one value for a node and span writes those.
-/// - `retract(link, span, block, all)`    this node no longer holds a block. `all` is without it.
+/// - `retract(link, span, block, all)`    this node no longer holds a block; `all` still names it.
 /// - `ask(link, question)`       returns an `asked`; `question.digests` is valid during the call only.
 /// - `hear(link, from, kind, message)`    a message of another node's directory, of the kinds `publish`,
 ///   `ask`, `answer` and `gone`. Returns false if it is malformed or not awaited. Hostile input.

@@ -47,7 +47,7 @@ inline namespace v0 {
 /// process lives, it announces nothing more (`redis_state::name_taken`) until the name is free again.
 ///
 /// **The server is not trusted** with lengths and numbers: malformed names and values are counted and
-/// ignored, at most 64 entries of a span are read, and a reply that is too long closes the connection. A
+/// ignored, at most 16 entries of a hash are read, and a reply that is too long closes the connection. A
 /// value that is well-formed and wrong costs a message, as any hint.
 ///
 /// **A server that is down or stopped** costs nothing but the blocks of other nodes: questions that are open
@@ -59,8 +59,10 @@ inline namespace v0 {
 /// up once, in the constructor. An engine that computes for longer than `lifetime_ns` without `progress` is
 /// dead for others meanwhile. Redis Cluster is not followed; commands are those of Redis 6.2 or newer.
 ///
-/// @par Complexity      a question one `HRANDFIELD`, and an `MGET` of the nodes' keys for all questions of a
-///                      step; an announcement one `HSET` of about 300 bytes for a chain of 64 chunks.
+/// @par Complexity      a question one `HRANDFIELD` for each 8 chunks, and an `MGET` of the nodes' keys for
+/// all
+///                      questions of a step; an announcement one `HSET` of at most 800 bytes for each 8
+///                      chunks (with one layer group).
 /// @par Thread safety   that of its pool, which it outlives.
 /// @par Errors          the constructor throws `argument_error` and `std::bad_alloc`. All else is in
 ///                      `state()` and `why()`: `errc::directory_unreachable`, `errc::directory_refused`,
@@ -114,14 +116,17 @@ class redis_directory {
            sent_count_ < sent_.size() / 2;
   }
   template <class Link>
-  void announce(Link&, const block_key& span, const pool::span_record&,
+  void announce(Link&, const block_key& span, const pool::span_record& record,
                 const pool::span_records& all) noexcept {
-    write(span, all);
+    write(span, record, all, nullptr);
   }
   template <class Link>
-  void retract(Link&, const block_key& span, const pool::span_block&,
+  void retract(Link&, const block_key& span, const pool::span_block& block,
                const pool::span_records& all) noexcept {
-    write(span, all);
+    all.for_each([&](const pool::span_record& each) {
+      if (block.place < each.digests.size() && each.digests[block.place] == block.digest)
+        write(span, each, all, &block);
+    });
   }
   template <class Link>
   [[nodiscard]] pool::asked ask(Link& link, const pool::span_question& question) noexcept;
@@ -145,6 +150,7 @@ class redis_directory {
   struct sent_command {
     command what = command::setup;
     std::uint32_t slot = 0;
+    std::uint32_t depth = 0;
   };
   struct open_question {
     bool is_open = false;
@@ -154,13 +160,18 @@ class redis_directory {
     std::uint32_t count = 0;
     block_key span{};
     std::array<std::uint32_t, pool::span_chunks> digests{};
+    std::uint32_t left = 0;   // replies that have not been read
+    bool is_refused = false;  // by one of them
+    pool::span_holders found;
+    std::optional<detail::holder_ranking> ranking{};
   };
   /// An entry whose node was dead when it was read. It is removed if a later look shows the same.
   struct suspect {
-    block_key span{};
+    detail::redis_key key{};
     detail::redis_holder holder{};
   };
-  static constexpr std::string_view most_fields = "64";
+  static constexpr std::string_view most_fields = "16";
+  static constexpr std::uint32_t depth_step = 8;  // chunks
 
   [[nodiscard]] static redis_options checked(const redis_options& options);
   [[nodiscard]] detail::redis_key key(std::string_view kind_of) const noexcept {
@@ -171,19 +182,34 @@ class redis_directory {
   [[nodiscard]] detail::redis_key node_key(seat_id seat) const noexcept {
     return key(":node:").put_hex(to_index(seat), 4);
   }
-  [[nodiscard]] detail::redis_key span_key(const block_key& span) const noexcept {
-    return key(":span:").put_hex(span.high, 16).put_hex(span.low, 16);
+  /// The hash of the chains that have `depth` leading chunks of a span in common.
+  [[nodiscard]] detail::redis_key span_key(const block_key& span, std::span<const std::uint32_t> digests,
+                                           std::uint32_t depth) const noexcept {
+    detail::redis_key out = key(":span:").put_hex(span.high, 16).put_hex(span.low, 16);
+    if (depth == 0) return out;
+    std::uint64_t mixed = 0;
+    for (const std::uint32_t each : digests.first(depth))
+      mixed = detail::mix_pair(mixed, each);
+    return out.put(":").put_hex(depth, 2).put(":").put_hex(mixed, 16);
+  }
+  [[nodiscard]] static std::uint32_t common(std::span<const std::uint32_t> one,
+                                            std::span<const std::uint32_t> other) noexcept {
+    std::uint32_t same = 0;
+    while (same < one.size() && same < other.size() && one[same] == other[same])
+      ++same;
+    return same;
   }
   [[nodiscard]] detail::redis_life own_life() const noexcept { return {identity_.nonce, life_}; }
   void put_lifetime(detail::short_text<24>& into) const noexcept {
     into.put_number(options_.lifetime_ns / 1'000'000);
   }
 
-  void expect(command what, std::uint32_t slot = 0) noexcept {
-    sent_[(sent_first_ + sent_count_++) % sent_.size()] = {what, slot};
+  void expect(command what, std::uint32_t slot = 0, std::uint32_t depth = 0) noexcept {
+    sent_[(sent_first_ + sent_count_++) % sent_.size()] = {what, slot, depth};
   }
-  [[nodiscard]] bool has_space() const noexcept { return sent_count_ + 8 < sent_.size(); }
-  void write(const block_key& span, const pool::span_records& all) noexcept;
+  [[nodiscard]] bool has_space() const noexcept { return sent_count_ + 16 < sent_.size(); }
+  void write(const block_key& span, const pool::span_record& of, const pool::span_records& all,
+             const pool::span_block* without) noexcept;
   void claim(bool only_if_free) noexcept;
   void see_name() noexcept;
   void look() noexcept;
@@ -203,7 +229,7 @@ class redis_directory {
   template <class Link>
   void come_up(Link& link) noexcept;
   template <class Link>
-  void take_found(Link& link, std::uint32_t slot, const redisReply& reply) noexcept;
+  void take_found(Link& link, const sent_command& what, const redisReply& reply) noexcept;
   [[nodiscard]] bool take_view(const redisReply& reply) noexcept;
   template <class Link>
   void release(Link& link, std::uint32_t slot, bool is_unknown) noexcept;

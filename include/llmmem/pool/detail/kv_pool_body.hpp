@@ -288,10 +288,10 @@ template <class Tiers, endpoint Endpoint, class Directory>
 void kv_pool<Tiers, Endpoint, Directory>::retract(const block_key& span, std::uint32_t group,
                                                   std::uint32_t place, const block_key& key) noexcept {
   const std::uint32_t digest = detail::hint_digest(key);
-  published_.take_back(span, self(), group, place, digest);
   directory_link link{this};
   directory_.retract(link, span, {.group = group, .place = place, .digest = digest},
                      pool::span_records(published_, span));
+  published_.take_back(span, self(), group, place, digest);
 }
 
 /// Announces what this node holds to the nodes that now keep the spans' entries. A busy node receives the

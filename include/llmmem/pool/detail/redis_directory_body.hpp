@@ -186,7 +186,7 @@ bool redis_directory::take(Link& link, const sent_command& of, const redisReply&
   if (reply.type == REDIS_REPLY_ERROR) {
     ++counted_.refused_commands;
     refuse(errc::directory_refused, 0, words);
-    if (of.what == command::find) release(link, of.slot, true);
+    if (of.what == command::find) take_found(link, of, reply);
     // Without a name or a look at the others' there is no directory; a span's key may be damaged alone.
     const bool is_alone = of.what == command::find || of.what == command::write || of.what == command::repair;
     if (!is_alone) lose(link, errc::directory_refused, 0, words);
@@ -222,7 +222,7 @@ bool redis_directory::take(Link& link, const sent_command& of, const redisReply&
       lose(link, errc::directory_refused, 0, "MGET: not a value for each key");
       return false;
     case command::find:
-      take_found(link, of.slot, reply);
+      take_found(link, of, reply);
       return true;
     default:
       return true;
@@ -291,22 +291,42 @@ inline void redis_directory::see_name() noexcept {
 
 // Spans
 
-/// Writes all that this node holds of a span.
-inline void redis_directory::write(const block_key& span, const pool::span_records& all) noexcept {
-  if (!is_up_ || !is_owner_ || !has_space()) return;
-  // A correction that is left out costs its readers a message.
-  if (connection_.free_bytes() < 2 * sizeof(detail::redis_record_writer)) return;
-  detail::redis_record_writer value(identity_.groups);
-  all.for_each([&](const pool::span_record& each) { value.add(each.digests, each.masks); });
-  const detail::redis_key name = span_key(span);
+/// Writes what this node holds of a span, in the hash of each depth that a chain has.
+/// @param without  a block that it no longer holds.
+inline void redis_directory::write(const block_key& span, const pool::span_record& of,
+                                   const pool::span_records& all, const pool::span_block* without) noexcept {
+  if (!is_up_ || !is_owner_) return;
   const detail::redis_field field = detail::redis_field_of(identity_.seat, own_life());
-  if (value.count() == 0) {
-    connection_.command({"HDEL", name.view(), field.view()});
-  } else {
-    connection_.command({"HSET", name.view(), field.view(), value.view()});
+  for (std::uint32_t depth = 0; depth <= of.digests.size(); depth += depth_step) {
+    // A correction that is left out costs its readers a message.
+    if (!has_space() || connection_.free_bytes() < 2 * sizeof(detail::redis_record_writer)) return;
+    detail::redis_record_writer value(identity_.groups);
+    const auto add = [&](const pool::span_record& each) {
+      std::array<std::uint64_t, max_layer_groups> masks{};
+      bool has_any = false;
+      for (std::size_t g = 0; g < identity_.groups; ++g) {
+        masks[g] = each.masks[g];
+        if (without != nullptr && without->group == g && without->place < each.digests.size() &&
+            each.digests[without->place] == without->digest)
+          masks[g] &= ~(std::uint64_t{1} << without->place);
+        has_any = has_any || masks[g] != 0;
+      }
+      if (has_any) value.add(each.digests, masks);
+    };
+    add(of);
+    all.for_each([&](const pool::span_record& each) {
+      if (each.digests.data() != of.digests.data() && common(each.digests, of.digests) >= depth) add(each);
+    });
+    const detail::redis_key name = span_key(span, of.digests, depth);
+    if (value.count() == 0) {
+      connection_.command({"HDEL", name.view(), field.view()});
+    } else {
+      connection_.command({"HSET", name.view(), field.view(), value.view()});
+    }
+    expect(command::write);
+    ++counted_.announced;
   }
-  expect(command::write);
-  ++counted_.announced;
+  static_cast<void>(connection_.flush());  // what fails is seen by the next `progress`
 }
 
 template <class Link>
@@ -328,8 +348,16 @@ pool::asked redis_directory::ask(Link& link, const pool::span_question& question
   of.count = static_cast<std::uint32_t>(question.digests.size());
   for (std::size_t i = 0; i < question.digests.size(); ++i)
     of.digests[i] = question.digests[i];
-  connection_.command({"HRANDFIELD", span_key(question.span).view(), most_fields, "WITHVALUES"});
-  expect(command::find, slot);
+  of.found.count = 0;
+  of.ranking.emplace(of.found, identity_.groups);
+  of.left = 0;
+  of.is_refused = false;
+  for (std::uint32_t depth = 0; depth <= of.count; depth += depth_step, ++of.left) {
+    connection_.command(
+        {"HRANDFIELD", span_key(of.span, question.digests, depth).view(), most_fields, "WITHVALUES"});
+    expect(command::find, slot, depth);
+  }
+  static_cast<void>(connection_.flush());  // what fails is seen by the next `progress`
   return pool::asked::pending;
 }
 
@@ -366,19 +394,18 @@ inline void redis_directory::repair() noexcept {
   for (std::size_t i = 0; i < count && has_space(); ++i) {
     const suspect& each = suspects_[i];
     if (alive_[to_index(each.holder.seat)] == each.holder.life) continue;
-    connection_.command({"HDEL", span_key(each.span).view(),
-                         detail::redis_field_of(each.holder.seat, each.holder.life).view()});
+    connection_.command(
+        {"HDEL", each.key.view(), detail::redis_field_of(each.holder.seat, each.holder.life).view()});
     expect(command::repair);
     ++counted_.repaired;
   }
   if (count != 0) suspect_count_ = 0;
 }
 
+/// Takes one of a question's replies; the last answers it.
 template <class Link>
-void redis_directory::take_found(Link& link, std::uint32_t slot, const redisReply& reply) noexcept {
-  const open_question& of = questions_[slot];
-  pool::span_holders found;
-  detail::holder_ranking ranking(found, identity_.groups);
+void redis_directory::take_found(Link& link, const sent_command& what, const redisReply& reply) noexcept {
+  open_question& of = questions_[what.slot];
   const std::size_t elements = reply.type == REDIS_REPLY_ARRAY ? reply.elements : 0;
   const std::span<const std::uint32_t> asked = std::span(of.digests).first(of.count);
   for (std::size_t i = 0; i + 1 < elements; i += 2) {
@@ -394,23 +421,25 @@ void redis_directory::take_found(Link& link, std::uint32_t slot, const redisRepl
     if (alive_[to_index(holder->seat)] != holder->life) {
       ++counted_.dead_entries;
       if (looked_at_ == 0 && suspect_count_ < suspects_.size())
-        suspects_[suspect_count_++] = {of.span, *holder};
+        suspects_[suspect_count_++] = {span_key(of.span, asked, what.depth), *holder};
       continue;
     }
     if (holder->seat == identity_.seat) continue;
     const bool is_right = detail::read_redis_records(
         {value.str, value.len}, identity_.groups,
         [&](std::span<const std::uint32_t> digests, std::span<const std::uint64_t> masks) {
-          std::uint32_t same = 0;
-          while (same < digests.size() && same < asked.size() && digests[same] == asked[same])
-            ++same;
-          ranking.offer(holder->seat, holder->life.nonce, same, masks);
+          of.ranking->offer(holder->seat, holder->life.nonce, common(digests, asked), masks);
         });
     if (!is_right) ++counted_.refused_values;
   }
-  ++counted_.answers;
-  link.on_answer(of.keeper, of.id, of.index, found);
-  release(link, slot, false);
+  of.is_refused = of.is_refused || reply.type == REDIS_REPLY_ERROR;
+  if (--of.left != 0) return;
+  const bool is_unknown = of.is_refused && of.found.count == 0;
+  if (!is_unknown) {
+    ++counted_.answers;
+    link.on_answer(of.keeper, of.id, of.index, of.found);
+  }
+  release(link, what.slot, is_unknown);
 }
 
 }  // namespace v0

@@ -118,14 +118,14 @@ struct redis_holder {
 /// the number of its chunks, their digests, and a mask for each group. Numbers little-endian.
 class redis_record_writer {
  public:
-  static constexpr std::uint32_t most_records = 8;
+  static constexpr std::uint32_t most_records = 2;
 
   explicit redis_record_writer(std::size_t groups) noexcept : groups_(groups) {
     bytes_[0] = 'L';
     bytes_[1] = '1';
     bytes_[2] = static_cast<char>(groups);
   }
-  /// Adds a record; those after the eighth are left out.
+  /// Adds a record; those after the second are left out.
   void add(std::span<const std::uint32_t> digests, std::span<const std::uint64_t> masks) noexcept {
     if (count_ == most_records) return;
     ++count_;
