@@ -59,10 +59,9 @@ inline namespace v0 {
 /// up once, in the constructor. An engine that computes for longer than `lifetime_ns` without `progress` is
 /// dead for others meanwhile. Redis Cluster is not followed; commands are those of Redis 6.2 or newer.
 ///
-/// @par Complexity      a question one `HRANDFIELD` for each 8 chunks, and an `MGET` of the nodes' keys,
-/// which
-///                      serves all questions of a step; an announcement one `HSET` for each 8 chunks, each of
-///                      at most 800 bytes with one layer group.
+/// @par Complexity      a question one `HRANDFIELD` for each 8 chunks, and one `MGET` of the nodes' keys
+///                      for all questions of a step; an announcement one `HSET` for each 8 chunks, of at
+///                      most 800 bytes with one layer group.
 /// @par Thread safety   that of its pool, which it outlives.
 /// @par Errors          the constructor throws `argument_error` and `std::bad_alloc`. All else is in
 ///                      `state()` and `why()`: `errc::directory_unreachable`, `errc::directory_refused`,
