@@ -79,6 +79,20 @@ macro(llmmem_component_isal)
   endif()
 endmacro()
 
+# llmmem::redis: hiredis, the C client of Redis, for pool/redis_directory.hpp.
+macro(llmmem_component_redis)
+  find_path(LLMMEM_HIREDIS_INCLUDE_DIR hiredis/hiredis.h DOC "Folder of hiredis/; empty or -NOTFOUND: no llmmem::redis")
+  find_library(LLMMEM_HIREDIS_LIBRARY hiredis DOC "The hiredis library; empty or -NOTFOUND: no llmmem::redis")
+  mark_as_advanced(LLMMEM_HIREDIS_INCLUDE_DIR LLMMEM_HIREDIS_LIBRARY)
+  if(LLMMEM_HIREDIS_INCLUDE_DIR AND LLMMEM_HIREDIS_LIBRARY AND NOT TARGET llmmem::redis)
+    add_library(llmmem::redis INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(llmmem::redis INTERFACE llmmem::llmmem "${LLMMEM_HIREDIS_LIBRARY}")
+    target_include_directories(llmmem::redis INTERFACE "${LLMMEM_HIREDIS_INCLUDE_DIR}")
+  elseif(NOT LLMMEM_HIREDIS_INCLUDE_DIR OR NOT LLMMEM_HIREDIS_LIBRARY)
+    set(llmmem_redis_missing "hiredis was not found (Debian: libhiredis-dev; https://github.com/redis/hiredis)")
+  endif()
+endmacro()
+
 # llmmem::openssl: OpenSSL 3, for comm/tls_wrapper.hpp. Only where it is asked for.
 macro(llmmem_component_openssl)
   find_package(OpenSSL 3 QUIET COMPONENTS SSL)

@@ -55,8 +55,9 @@ namespace detail {
 [[nodiscard]] inline std::string table(const command_line& asked, board& shared, double seconds) {
   if (asked.splits) return handover_table(asked, shared, seconds);
   std::string out = fmt::format(
-      "{} requests of {} families, prompts computed by {} processes and answered by {}, in {:.1f} s\n\n",
-      asked.requests, asked.families, asked.prefill, asked.decode, seconds);
+      "{} requests of {} families, prompts computed by {} processes and answered by {}{}, in {:.1f} s\n\n",
+      asked.requests, asked.families, asked.prefill, asked.decode,
+      asked.redis ? fmt::format(", directory in Redis at {}", *asked.redis) : "", seconds);
   out += "  node         requests    computed   own cache   own tiers  from others  blocks sent\n";
   std::uint64_t verified = 0;
   std::uint64_t wrong = 0;
@@ -100,9 +101,13 @@ namespace detail {
                                                text_of(asked.splits->prefill), text_of(asked.splits->decode));
   return fmt::format(
       R"({{"requests": {}, "answered": {}, "seconds": {:.3f}, "block_bytes": {}, "verified_blocks": {}, )"
-      R"("wrong_blocks": {}, {}"nodes": [{}]}})"
+      R"("wrong_blocks": {}, {}{}"nodes": [{}]}})"
       "\n",
-      asked.requests, shared.answered(), seconds, asked.block_bytes, verified, wrong, splits, nodes);
+      asked.requests, shared.answered(), seconds, asked.block_bytes, verified, wrong, splits,
+      asked.splits  ? ""
+      : asked.redis ? R"("directory": "redis", )"
+                    : R"("directory": "embedded", )",
+      nodes);
 }
 
 inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* notes) {

@@ -2,10 +2,13 @@
 /// The command line of `kv_pool`.
 #pragma once
 
+#include <llmmem/pool/redis_types.hpp>
+
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -46,6 +49,7 @@ struct command_line {
   std::uint64_t host_blocks = 8192;      ///< blocks of a node's host tier
   std::optional<std::uint32_t> kill_at;  ///< answers after which the first prefill process is killed
   bool restarts = false;                 ///< whether a fresh process takes its seat
+  std::optional<std::string> redis;      ///< where the Redis server is that has the pool's directory
   std::optional<kv_splits> splits;       ///< hands prompts over between them, without a pool
   std::uint64_t seed = 1;
   bool json = false;
@@ -78,6 +82,17 @@ struct command_line {
   return {.tp = of(tp), .cp = of(cp), .interleave = of(interleave), .block = of(block)};
 }
 
+/// Reads a path of a socket, `HOST` or `HOST:PORT`.
+/// @throws usage_error
+[[nodiscard]] inline llmmem::redis_options redis_place(const std::string& text) {
+  if (text.find('/') != std::string::npos) return {.unix_socket = text};
+  const std::size_t colon = text.rfind(':');
+  llmmem::redis_options out{.host = text.substr(0, colon)};
+  if (colon != std::string::npos)
+    out.port = static_cast<std::uint16_t>(example::usage_count("--redis", text.substr(colon + 1), 1, 65'535));
+  return out;
+}
+
 /// Reads `arguments`, without the program's name; returns the help text if that was requested.
 /// @throws usage_error
 [[nodiscard]] inline std::pair<command_line, std::optional<std::string>> parse_command_line(
@@ -88,7 +103,7 @@ struct command_line {
       "kv_pool");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command_line asked;
-  std::optional<std::string> prefill, decode, requests, families, bytes, blocks, kill, seed, from, to;
+  std::optional<std::string> prefill, decode, requests, families, bytes, blocks, kill, seed, from, to, redis;
   app.add_option("--prefill", prefill, "processes that compute prompts (default: 2)")->type_name("N");
   app.add_option("--decode", decode, "processes that answer (default: 2)")->type_name("N");
   app.add_option("--requests", requests, "to serve (default: 200)")->type_name("N");
@@ -101,6 +116,10 @@ struct command_line {
                  "answers after which the first prefill process is killed (default: never)")
       ->type_name("N");
   app.add_flag("--restart", asked.restarts, "a fresh process takes the killed one's seat");
+  app.add_option("--redis", redis,
+                 "the pool's directory is in the Redis server of this socket, or at this host (default: the "
+                 "nodes have it)")
+      ->type_name("PATH|HOST[:PORT]");
   app.add_option(
          "--prefill-split", from,
          "hands each prompt over layer by layer, without a pool, from prefill processes that split the "
@@ -128,6 +147,7 @@ struct command_line {
   if (from || to) {
     for (const auto& [option, is_given] : {std::pair("--prefill", prefill.has_value()),
                                            {"--decode", decode.has_value()},
+                                           {"--redis", redis.has_value()},
                                            {"--host-blocks", blocks.has_value()}}) {
       if (is_given)
         throw usage_error(fmt::format(
@@ -144,6 +164,14 @@ struct command_line {
   }
   if (kill) asked.kill_at = static_cast<std::uint32_t>(example::usage_count("--kill-at", *kill, 1, 100'000));
   if (asked.restarts && !kill) throw usage_error("--restart is about a killed process; give --kill-at N");
+  if (redis) {
+#ifdef LLMMEM_EXAMPLE_REDIS
+    static_cast<void>(redis_place(*redis));
+#else
+    throw usage_error("--redis: this program was built without hiredis; install it (Debian: libhiredis-dev)");
+#endif
+    asked.redis = redis;
+  }
   if (seed) asked.seed = example::usage_seed(*seed);
   return {asked, std::nullopt};
 }

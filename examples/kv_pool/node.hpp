@@ -27,9 +27,14 @@ namespace kv_pool_example {
 
 /// A cache with tiers and a pool. The keys and values of a block follow from the key of its prefix, so that
 /// each block from elsewhere can be checked.
+///
+/// @tparam Directory  the pool's own, or a reference to the one that the constructor is given.
+template <class Directory = llmmem::pool::embedded_directory>
 class node {
  public:
-  node(const command_line& asked, llmmem::socket_endpoint& end, node_figures& figures)
+  template <class... Directories>
+  node(const command_line& asked, llmmem::socket_endpoint& end, node_figures& figures,
+       Directories&... directory)
       : asked_(&asked),
         figures_(&figures),
         cache_(
@@ -41,7 +46,10 @@ class node {
             mover_type({}, {.data = memory_.data(), .blocks = cache_.physical_blocks(), .layout = layout()}),
             {.store = llmmem::write_through{}},
             llmmem::offload::kv_tier(host_, asked.host_blocks * asked.block_bytes)),
-        pool_(tiers_, end, {.patience_ns = 20'000'000'000, .model = layout().content_fingerprint()}) {}
+        pool_(
+            tiers_, end, directory...,
+            llmmem::kv_pool_options{.patience_ns = 20'000'000'000, .model = layout().content_fingerprint()}) {
+  }
 
   void progress(std::uint64_t wait_ns = 0) { pool_.progress(wait_ns); }
   [[nodiscard]] std::uint32_t peers() const noexcept { return pool_.peers(); }
@@ -146,7 +154,7 @@ class node {
   std::vector<std::byte> memory_;
   llmmem::host_space host_;
   tiers_type tiers_;
-  llmmem::kv_pool<tiers_type, llmmem::socket_endpoint> pool_;
+  llmmem::kv_pool<tiers_type, llmmem::socket_endpoint, Directory> pool_;
   std::uint64_t reported_ = 0;
 };
 

@@ -4,6 +4,9 @@
 
 #include <llmmem/comm/socket_endpoint.hpp>
 #include <llmmem/error.hpp>
+#ifdef LLMMEM_EXAMPLE_REDIS
+#include <llmmem/pool/redis_directory.hpp>
+#endif
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -32,13 +35,15 @@ namespace detail {
 inline constexpr std::uint64_t moment_ns = 50'000;
 
 /// Answers other nodes until a request may begin.
-inline void wait_for_turn(const command_line& asked, board& shared, std::uint32_t request, node& of) {
+template <class Node>
+void wait_for_turn(const command_line& asked, board& shared, std::uint32_t request, Node& of) {
   while (request >= asked.held_from() && !shared.is_released() && !shared.is_over())
     of.progress(moment_ns);
 }
 
 /// Computes this process's prompts, and then answers other nodes until the job is over.
-inline void prefill(const command_line& asked, board& shared, std::uint32_t seat, node& of) {
+template <class Node>
+void prefill(const command_line& asked, board& shared, std::uint32_t seat, Node& of) {
   for (std::uint32_t r = seat; r < asked.requests && !shared.is_over(); r += asked.prefill) {
     wait_for_turn(asked, shared, r, of);
     if (shared.at(r) != progress::waiting) continue;
@@ -50,7 +55,8 @@ inline void prefill(const command_line& asked, board& shared, std::uint32_t seat
 }
 
 /// Answers its requests, each when its prompt is computed, or at once if the responsible process is dead.
-inline void decode(const command_line& asked, board& shared, std::uint32_t seat, node& of) {
+template <class Node>
+void decode(const command_line& asked, board& shared, std::uint32_t seat, Node& of) {
   for (std::uint32_t r = seat - asked.prefill; r < asked.requests; r += asked.decode) {
     wait_for_turn(asked, shared, r, of);
     const node_figures& prefills = shared.node(r % asked.prefill);
@@ -64,15 +70,10 @@ inline void decode(const command_line& asked, board& shared, std::uint32_t seat,
   }
 }
 
-inline void live(const command_line& asked, board& shared, const std::string& folder, std::uint32_t seat) {
-  llmmem::socket_endpoint end({.seat = llmmem::seat_id{seat}, .seats = asked.nodes(), .folder = folder});
-  node_figures& figures = shared.node(seat);
-  if (asked.splits) {
-    ++figures.starts;
-    return hand_over(asked, shared, end);
-  }
-  node of(asked, end, figures);
-  const bool is_first = figures.starts++ == 0;
+/// One process of the pool, from its seat's first or a later start to the end of the job.
+template <class Node>
+void take_part(const command_line& asked, board& shared, std::uint32_t seat, Node& of) {
+  const bool is_first = shared.node(seat).starts++ == 0;
   // Waits for all nodes, so that runs can be compared; a process that takes a seat later begins with the
   // present nodes.
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(is_first ? 30 : 1);
@@ -85,6 +86,34 @@ inline void live(const command_line& asked, board& shared, const std::string& fo
     of.progress(moment_ns);
     of.report();
   }
+}
+
+#ifdef LLMMEM_EXAMPLE_REDIS
+/// @param folder  of this run: its last name makes the keys of runs differ.
+inline void take_part_by_redis(const command_line& asked, board& shared, const std::string& folder,
+                               std::uint32_t seat, llmmem::socket_endpoint& end) {
+  llmmem::redis_options options = redis_place(*asked.redis);
+  options.prefix = "llmmem:" + folder.substr(folder.rfind('/') + 1) + ":";
+  llmmem::redis_directory directory(options);
+  node<llmmem::redis_directory&> of(asked, end, shared.node(seat), directory);
+  take_part(asked, shared, seat, of);
+  if (directory.why().code != llmmem::errc::ok)
+    fmt::print(stderr, "kv_pool: node {}: {}\n", seat, directory.why().message());
+}
+#endif
+
+inline void live(const command_line& asked, board& shared, const std::string& folder, std::uint32_t seat) {
+  llmmem::socket_endpoint end({.seat = llmmem::seat_id{seat}, .seats = asked.nodes(), .folder = folder});
+  node_figures& figures = shared.node(seat);
+  if (asked.splits) {
+    ++figures.starts;
+    return hand_over(asked, shared, end);
+  }
+#ifdef LLMMEM_EXAMPLE_REDIS
+  if (asked.redis) return take_part_by_redis(asked, shared, folder, seat, end);
+#endif
+  node<> of(asked, end, figures);
+  take_part(asked, shared, seat, of);
 }
 
 /// A child process.

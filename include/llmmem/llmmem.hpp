@@ -23,6 +23,7 @@
 // <llmmem/interop/cccl_resource.hpp> needs llmmem::cccl
 // <llmmem/interop/cccl_source.hpp> needs llmmem::cccl
 // <llmmem/interop/thrust_allocator.cuh> needs llmmem::cccl
+// <llmmem/pool/redis_directory.hpp> needs llmmem::redis
 // <llmmem/redundancy/isal_reed_solomon.hpp> needs llmmem::isal
 // <llmmem/transfer/uring_io.hpp> needs llmmem::uring
 #pragma once
@@ -210,9 +211,13 @@
 #include <llmmem/paging/upload_ring.hpp>
 #include <llmmem/paging/verification.hpp>
 #include <llmmem/paging/what_if_result.hpp>
+#include <llmmem/pool/directory.hpp>
+#include <llmmem/pool/embedded_directory.hpp>
+#include <llmmem/pool/errors.hpp>
 #include <llmmem/pool/kv_handover.hpp>
 #include <llmmem/pool/kv_pool.hpp>
 #include <llmmem/pool/kv_pool_types.hpp>
+#include <llmmem/pool/redis_types.hpp>
 #include <llmmem/redundancy/coded_group.hpp>
 #include <llmmem/redundancy/errors.hpp>
 #include <llmmem/redundancy/gf256.hpp>

@@ -7,6 +7,7 @@
 #include <llmmem/hash/errors.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/paging/errors.hpp>
+#include <llmmem/pool/errors.hpp>
 #include <llmmem/redundancy/errors.hpp>
 #include <llmmem/refit/errors.hpp>
 #include <llmmem/result.hpp>
@@ -43,6 +44,7 @@ std::vector<const error_info*> every_code() {
   add(detail::hash_errors);
   add(detail::kernels_errors);
   add(detail::paging_errors);
+  add(detail::pool_errors);
   add(detail::redundancy_errors);
   add(detail::refit_errors);
   add(detail::space_errors);
@@ -71,7 +73,7 @@ static_assert(errc::ok.number() == 0 && errc::out_of_blocks.number() == 1 &&
 static_assert(errc::zero_bytes.number() == 28 && errc::dependency_failed.number() == 58);
 static_assert(errc::peer_failed.number() == 76 && errc::frame_forged.number() == 99 &&
               errc::lease_lost.number() == 100 && errc::unexpected_part.number() == 102 &&
-              errc::other_refit.number() == 106);
+              errc::other_refit.number() == 106 && errc::directory_name_taken.number() == 109);
 
 }  // namespace
 

@@ -7,6 +7,7 @@
 #include <llmmem/hash/errors.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/paging/errors.hpp>
+#include <llmmem/pool/errors.hpp>
 #include <llmmem/redundancy/errors.hpp>
 #include <llmmem/refit/errors.hpp>
 #include <llmmem/result.hpp>
@@ -315,6 +316,16 @@ constexpr std::array refusals{
             "kv: the kernel needs all tokens of a sequence; the layout holds the part of one of 12 "
             "context-parallel ranks (part.cp_size): have each rank make a part (paged_attention_part), "
             "and merge them"},
+    refusal{errc::directory_unreachable, raises::comm_error,
+            "kv: the server cannot be reached (errno 7; 0: no answer in time), so only blocks of this node's "
+            "own tiers are found; start it, or correct its address in redis_options: the directory connects "
+            "again by itself"},
+    refusal{errc::directory_refused, raises::comm_error,
+            "kv: the server refused a command or answered nonsense; it must be Redis 6.2 or newer, writable, "
+            "and redis_options must give its password, user and database"},
+    refusal{errc::directory_name_taken, raises::comm_error,
+            "kv: another process has taken the name of seat 7, so this node announces no blocks until that "
+            "process ends; give each pool its own redis_options::prefix"},
 };
 
 }  // namespace

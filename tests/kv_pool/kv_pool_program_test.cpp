@@ -7,6 +7,9 @@
 #include <vector>
 
 #include "support/child_process.hpp"
+#ifdef LLMMEM_TESTS_REDIS
+#include "support/redis_server.hpp"
+#endif
 #include "support/temporary_folder.hpp"
 
 using namespace llmmem_tests;
@@ -77,6 +80,33 @@ TEST_CASE("a killed prefill process loses its blocks and no answer, and its repl
   CHECK(restarted.out["nodes"][0]["requests"].get<std::uint64_t>() >= 15);  // all that waited for it
 }
 
+#ifdef LLMMEM_TESTS_REDIS
+
+TEST_CASE("processes find each other's blocks by a directory in Redis, and without one only their own") {
+  auto asked = small;
+  asked.insert(asked.end(), {"--redis", "/nowhere/s"});
+  const finished alone = run(asked);
+  REQUIRE(alone.how.status == 0);
+  CHECK(alone.out["answered"] == 60);
+  CHECK(alone.out["directory"] == "redis");
+  CHECK(sum(alone.out["nodes"], "decode", "fetched_tokens") == 0);
+  CHECK(alone.notes.find("redis_directory (unix:/nowhere/s): the server cannot be reached (errno 2") !=
+        std::string::npos);
+  if (redis_program().empty()) {
+    MESSAGE("skipped: no redis-server on PATH (Debian: redis-server)");
+    return;
+  }
+  redis_server server;
+  asked.back() = server.socket();
+  const finished came = run(asked);
+  REQUIRE(came.how.status == 0);
+  CHECK(came.out["answered"] == 60);
+  CHECK(came.out["wrong_blocks"] == 0);
+  CHECK(sum(came.out["nodes"], "prefill", "served_blocks") > 500);
+}
+
+#endif
+
 TEST_CASE("decode ranks of another split get each layer of a prompt, and every byte of it is right") {
   const finished came = run({"--json", "--requests", "12", "--block-bytes", "1024", "--prefill-split",
                              "tp=2,cp=2,interleave=4", "--decode-split", "tp=4,block=32"});
@@ -132,5 +162,6 @@ TEST_CASE("impossible options are refused with a sentence") {
   refused({"--decode-split", "tp=2", "--prefill", "3"}, "--prefill is about the pool");
   refused({"--decode-split", "tp=2", "--block-bytes", "64"},
           "\"64\": must be a multiple of 512 for a handover");
+  refused({"--redis", "/s", "--decode-split", "tp=2"}, "--redis is about the pool");
   refused({"--restart"}, "--restart is about a killed process; give --kill-at N");
 }

@@ -46,14 +46,17 @@ struct served_request {
 };
 
 /// @tparam Cache  a `paged_allocator` or `hybrid_allocator` over `form.groups`.
-template <class Cache, class Endpoint>
+/// @tparam Directory  a reference to a directory that the constructor is given, or the pool's own.
+template <class Cache, class Endpoint, class Directory = llmmem::pool::embedded_directory>
 class pool_node {
  public:
   using tiers_type = llmmem::kv_tiers<Cache, manual_mover, llmmem::offload::kv_tier<llmmem::host_space>,
                                       llmmem::offload::kv_tier<manual_space>>;
-  using pool_type = llmmem::kv_pool<tiers_type, Endpoint>;
+  using pool_type = llmmem::kv_pool<tiers_type, Endpoint, Directory>;
 
-  pool_node(Endpoint& end, const node_form& form, const llmmem::kv_pool_options& options)
+  template <class... Directories>
+  pool_node(Endpoint& end, const node_form& form, const llmmem::kv_pool_options& options,
+            Directories&... directory)
       : form_(form),
         cache_(make_cache(form)),
         contents_(form.groups, block_ids(cache_)),
@@ -64,7 +67,7 @@ class pool_node {
             cache_, manual_mover(contents_, stream_), tier_options(),
             llmmem::offload::kv_tier(host_, bytes_of(form.slots), llmmem::demoting<llmmem::write_through>{}),
             lower_tier()),
-        pool_(tiers_, end, options) {}
+        pool_(tiers_, end, directory..., options) {}
 
   [[nodiscard]] Cache& cache() { return cache_; }
   [[nodiscard]] tiers_type& tiers() { return tiers_; }

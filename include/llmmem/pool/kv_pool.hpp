@@ -10,15 +10,19 @@
 #include <llmmem/pool/detail/pool_request.hpp>
 #include <llmmem/pool/detail/pool_wire.hpp>
 #include <llmmem/pool/detail/span_table.hpp>
+#include <llmmem/pool/directory.hpp>
+#include <llmmem/pool/embedded_directory.hpp>
 #include <llmmem/pool/kv_pool_types.hpp>
 #include <llmmem/result.hpp>
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -41,10 +45,11 @@ inline namespace v0 {
 ///     tiers.store(sequence, kernel_done).value();
 ///     pool.publish(chain, cache.tokens(sequence));       // other nodes find what the tiers have
 ///
-/// **The directory** records which nodes hold which blocks. The nodes share it: 64 chunks of a chain, a
-/// *span*, belong to the node that rendezvous hashing picks. A prompt therefore asks few nodes, and a node
-/// that joins or leaves moves only its share. An answer of the directory is a hint. A node that no longer has
-/// a block says so and corrects the directory.
+/// **The directory** records which nodes hold which blocks, by *span*: 64 chunks of a chain. By default the
+/// nodes share it: a span belongs to the node that rendezvous hashing picks, so that a prompt asks few nodes,
+/// and a node that joins or leaves moves only its share. Another `pool_directory`, as `redis_directory`, is
+/// given to the constructor, the same kind on each node. An answer of the directory is a hint. A node that no
+/// longer has a block says so and corrects the directory.
 ///
 /// **Never a wrong token.** A request names a block by its whole key, which covers the tokens of its prefix,
 /// their tenant, the epoch of the weights and the seed of the hash. Each frame of a block carries a CRC-32C.
@@ -69,6 +74,7 @@ inline namespace v0 {
 /// @tparam Tiers     a `kv_tiers`, which outlives the pool.
 /// @tparam Endpoint  an `endpoint`, which outlives the pool and serves nothing else. Every node has the same
 ///                   number of seats; one that starts later, or again, joins by itself.
+/// @tparam Directory a `pool_directory` that the pool owns, or a reference to one.
 ///
 /// @par Complexity      `ask` one message of 300 bytes a span; a directory answer O(entries of the span x
 ///                      chunks); a block one copy into its slot, in addition to the transport's.
@@ -78,12 +84,18 @@ inline namespace v0 {
 /// @par Sources         spans of a chain as unit of placement: Mooncake's groups; rendezvous hashing: Thaler
 ///                      and Ravishankar, 1998; hints that arrival confirms: NIXL and Mooncake both verify a
 ///                      lease after a read.
-template <class Tiers, endpoint Endpoint>
+template <class Tiers, endpoint Endpoint, class Directory = pool::embedded_directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
 class kv_pool {
  public:
   class request;
 
-  kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_options& options = {});
+  kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_options& options = {})
+    requires std::same_as<Directory, pool::embedded_directory>;
+  /// @param directory  outlives the pool, and serves it alone.
+  kv_pool(Tiers& tiers, Endpoint& end, std::remove_reference_t<Directory>& directory,
+          const kv_pool_options& options = {})
+    requires std::is_reference_v<Directory>;
   /// @pre no `request` is left.
   ~kv_pool();
   kv_pool(const kv_pool&) = delete;
@@ -137,6 +149,53 @@ class kv_pool {
     [[nodiscard]] bool keeps_waiting() const noexcept { return true; }
   };
 
+  using directory_type = std::remove_reference_t<Directory>;
+
+  /// What the directory is given: see `detail::any_directory_link`.
+  struct directory_link {
+    kv_pool* all;
+    [[nodiscard]] seat_id self() const noexcept { return all->self(); }
+    [[nodiscard]] std::uint64_t nonce() const noexcept { return all->nonce_; }
+    [[nodiscard]] std::uint32_t seats() const noexcept {
+      return static_cast<std::uint32_t>(all->peers_.size());
+    }
+    [[nodiscard]] bool is_present(seat_id seat) const noexcept {
+      return all->peers_[to_index(seat)].state == pool::peer_state::present;
+    }
+    [[nodiscard]] std::uint64_t nonce_of(seat_id seat) const noexcept {
+      return all->peers_[to_index(seat)].nonce;
+    }
+    [[nodiscard]] std::uint64_t now_ns() const noexcept { return all->end_->now_ns(); }
+    [[nodiscard]] bool may_post(seat_id to) const noexcept { return all->may_post(to); }
+    void post(seat_id to, detail::pool_frame kind, const detail::pool_writer& message) noexcept {
+      all->post(to, kind, message);
+    }
+    void post_or_drop(seat_id to, detail::pool_frame kind, const detail::pool_writer& message) noexcept {
+      all->post_or_drop(to, kind, message);
+    }
+    bool on_answer(std::uint32_t keeper, std::uint64_t id, std::uint32_t index,
+                   const pool::span_holders& found) noexcept {
+      return all->take_answer(keeper, id, index, found);
+    }
+    void on_unknown(std::uint64_t id, std::uint32_t index) noexcept { all->take_unknown(id, index); }
+    void on_keepers_changed() noexcept { all->announce_again(); }
+  };
+
+  kv_pool(Tiers& tiers, Endpoint& end, directory_type* directory, const kv_pool_options& options);
+  [[nodiscard]] Directory make_directory(directory_type* given) const {
+    if constexpr (std::is_reference_v<Directory>) {
+      return *given;
+    } else {
+      return Directory(options_.directory_spans, groups_, options_.metadata);
+    }
+  }
+  [[nodiscard]] pool::directory_identity identity() const noexcept;
+  [[nodiscard]] std::uint32_t keeper_of(const block_key& span) noexcept {
+    return directory_.keeper_of(directory_link{this}, span);
+  }
+  [[nodiscard]] bool takes(std::uint32_t keeper) noexcept {
+    return directory_.takes(directory_link{this}, keeper);
+  }
   [[nodiscard]] kv_pool_options checked(const kv_pool_options& options) const;
   [[nodiscard]] detail::pool_likeness own_likeness() const;
   void begin_epoch() noexcept;
@@ -160,12 +219,8 @@ class kv_pool {
   void on_message(seat_id from, const frame_header& frame, std::span<const std::byte> bytes) noexcept;
   void on_death(seat_id seat) noexcept;
   void hear_hello(seat_id from, detail::pool_reader in) noexcept;
-  void hear_publish(seat_id from, detail::pool_reader in) noexcept;
-  void hear_ask(seat_id from, detail::pool_reader in) noexcept;
-  void hear_answer(seat_id from, detail::pool_reader in) noexcept;
   void hear_get(seat_id from, detail::pool_reader in, bool is_again) noexcept;
   void hear_missing(seat_id from, detail::pool_reader in) noexcept;
-  void hear_gone(seat_id from, detail::pool_reader in) noexcept;
   [[nodiscard]] part* awaited(seat_id from, std::uint64_t id, std::uint32_t part_index) noexcept;
   void forget_peer(seat_id seat, bool is_dead) noexcept;
 
@@ -178,11 +233,15 @@ class kv_pool {
   void post_or_drop(seat_id to, detail::pool_frame kind, const detail::pool_writer& message) noexcept;
 
   // The directory
-  [[nodiscard]] seat_id directory_of(const block_key& span) const noexcept;
+  bool take_answer(std::uint32_t keeper, std::uint64_t id, std::uint32_t index,
+                   const pool::span_holders& found) noexcept;
+  void take_unknown(std::uint64_t id, std::uint32_t index) noexcept;
+  void announce_again() noexcept {
+    must_republish_ = true;
+    republished_ = 0;
+  }
   [[nodiscard]] std::uint32_t digests_of(const kv_chain& chain, std::uint64_t span,
                                          std::array<std::uint32_t, pool::span_chunks>& into) const noexcept;
-  void find_holders(const block_key& span, std::span<const std::uint32_t> digests, seat_id without,
-                    detail::pool_span& into, std::span<std::uint64_t> masks) const noexcept;
   void ask_spans(std::uint32_t slot) noexcept;
   [[nodiscard]] bool ask_span(std::uint32_t slot, std::size_t index) noexcept;
   void post_question(std::uint32_t slot, std::size_t index) noexcept;
@@ -225,8 +284,13 @@ class kv_pool {
                                    std::size_t group) const noexcept {
     return of.masks[(span * pool::max_holders + holder) * groups_ + group];
   }
+  /// What is not known yet of a request's blocks, or will not be.
+  struct open_answers {
+    bool is_pending = false;
+    bool is_unknown = false;
+  };
   [[nodiscard]] offload::kv_lookup_result where(const record& of, std::uint64_t upto,
-                                                bool& is_pending) const noexcept;
+                                                open_answers& open) const noexcept;
   void begin_fetch(std::uint32_t slot, std::uint64_t upto);
   void proceed(std::uint32_t slot) noexcept;
   [[nodiscard]] bool take_slot(record& of, part& each) noexcept;
@@ -246,7 +310,7 @@ class kv_pool {
   std::uint64_t nonce_;  // of this pool: its endpoint may have had another before
   std::uint64_t epoch_ = 0;
   detail::pool_likeness likeness_{};
-  detail::span_table directory_;
+  Directory directory_;
   detail::span_table published_;
   detail::fixed_array<detail::pool_span_use> uses_;    // by entry of `published_`, with copies only
   detail::fixed_array<detail::pool_serving> serving_;  // a ring
@@ -265,8 +329,9 @@ class kv_pool {
 /// A request for blocks of other nodes. Movable; its destructor ends it.
 ///
 /// @par Thread safety   that of its pool, which outlives it.
-template <class Tiers, endpoint Endpoint>
-class kv_pool<Tiers, Endpoint>::request {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+class kv_pool<Tiers, Endpoint, Directory>::request {
  public:
   request() noexcept = default;
   request(request&& other) noexcept
@@ -315,6 +380,10 @@ class kv_pool<Tiers, Endpoint>::request {
 /// Of the types of its arguments.
 template <class Tiers, endpoint Endpoint>
 kv_pool(Tiers&, Endpoint&, kv_pool_options) -> kv_pool<Tiers, Endpoint>;
+template <class Tiers, endpoint Endpoint, pool_directory Directory>
+kv_pool(Tiers&, Endpoint&, Directory&) -> kv_pool<Tiers, Endpoint, Directory&>;
+template <class Tiers, endpoint Endpoint, pool_directory Directory>
+kv_pool(Tiers&, Endpoint&, Directory&, kv_pool_options) -> kv_pool<Tiers, Endpoint, Directory&>;
 
 }  // namespace v0
 }  // namespace llmmem

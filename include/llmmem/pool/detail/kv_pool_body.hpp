@@ -14,8 +14,24 @@
 namespace llmmem {
 inline namespace v0 {
 
-template <class Tiers, endpoint Endpoint>
-kv_pool<Tiers, Endpoint>::kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_options& options)
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+kv_pool<Tiers, Endpoint, Directory>::kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_options& options)
+  requires std::same_as<Directory, pool::embedded_directory>
+    : kv_pool(tiers, end, static_cast<directory_type*>(nullptr), options) {}
+
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+kv_pool<Tiers, Endpoint, Directory>::kv_pool(Tiers& tiers, Endpoint& end,
+                                             std::remove_reference_t<Directory>& directory,
+                                             const kv_pool_options& options)
+  requires std::is_reference_v<Directory>
+    : kv_pool(tiers, end, &directory, options) {}
+
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+kv_pool<Tiers, Endpoint, Directory>::kv_pool(Tiers& tiers, Endpoint& end, directory_type* directory,
+                                             const kv_pool_options& options)
     : options_(checked(options)),
       tiers_(&tiers),
       end_(&end),
@@ -23,7 +39,7 @@ kv_pool<Tiers, Endpoint>::kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_opt
       nonce_(detail::mix_pair(end.nonce(), end.now_ns())),
       epoch_(tiers.cache().epoch()),
       likeness_(own_likeness()),
-      directory_(options.directory_spans, groups_, options.metadata),
+      directory_(make_directory(directory)),
       published_(options.directory_spans, groups_, options.metadata),
       uses_(options.copies == 0 ? 0 : options.directory_spans, detail::pool_span_use{}, options.metadata,
             "kv_pool: uses of spans"),
@@ -35,13 +51,16 @@ kv_pool<Tiers, Endpoint>::kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_opt
   // endpoint.
   for (record& each : requests_)
     each.generation = static_cast<std::uint32_t>(nonce_ >> 32);
+  directory_link link{this};
+  directory_.begin(link, identity());
   for (std::uint32_t seat = 0; seat < end.seats(); ++seat) {
     if (end.is_connected(seat_id{seat})) post_hello(seat_id{seat});
   }
 }
 
-template <class Tiers, endpoint Endpoint>
-kv_pool_options kv_pool<Tiers, Endpoint>::checked(const kv_pool_options& options) const {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+kv_pool_options kv_pool<Tiers, Endpoint, Directory>::checked(const kv_pool_options& options) const {
   const auto refuse = [&](const char* what) {
     throw argument_error(options.name + ": " + what + " is 0; at least 1 is needed");
   };
@@ -60,8 +79,9 @@ kv_pool_options kv_pool<Tiers, Endpoint>::checked(const kv_pool_options& options
   return options;
 }
 
-template <class Tiers, endpoint Endpoint>
-detail::pool_likeness kv_pool<Tiers, Endpoint>::own_likeness() const {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+detail::pool_likeness kv_pool<Tiers, Endpoint, Directory>::own_likeness() const {
   const auto& cache = tiers_->cache();
   const std::span<const layer_group> groups = tiers_->groups();
   detail::pool_likeness out{.magic = 0x6C70'766B, .version = 2, .model = options_.model};
@@ -81,15 +101,31 @@ detail::pool_likeness kv_pool<Tiers, Endpoint>::own_likeness() const {
   } else {
     out.chunk_tokens = cache.block_tokens();
   }
+  // Nodes of different directories would not find each other's blocks.
+  if (directory_type::kind != 0) out.blocks = detail::mix_pair(out.blocks, directory_type::kind);
   return out;
 }
 
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+pool::directory_identity kv_pool<Tiers, Endpoint, Directory>::identity() const noexcept {
+  std::uint64_t like = detail::mix_pair(likeness_.model, likeness_.blocks);
+  like = detail::mix_pair(detail::mix_pair(like, likeness_.key.low), likeness_.key.high);
+  return {.seat = self(),
+          .nonce = nonce_,
+          .likeness = detail::mix_pair(like, likeness_.chunk_tokens),
+          .seats = static_cast<std::uint32_t>(peers_.size()),
+          .groups = static_cast<std::uint32_t>(groups_)};
+}
+
 /// The cache has been reset, so its keys change, and so do those of other nodes that reset.
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::begin_epoch() noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::begin_epoch() noexcept {
   epoch_ = tiers_->cache().epoch();
   likeness_ = own_likeness();
-  directory_.clear();
+  directory_link link{this};
+  directory_.begin(link, identity());
   published_.clear();
   for (std::uint32_t i = 0; i < peers_.size(); ++i) {
     const seat_id seat{i};
@@ -104,16 +140,18 @@ void kv_pool<Tiers, Endpoint>::begin_epoch() noexcept {
   }
 }
 
-template <class Tiers, endpoint Endpoint>
-std::uint32_t kv_pool<Tiers, Endpoint>::peers() const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+std::uint32_t kv_pool<Tiers, Endpoint, Directory>::peers() const noexcept {
   std::uint32_t count = 0;
   for (const detail::pool_peer& each : peers_)
     count += each.state == pool::peer_state::present ? 1U : 0U;
   return count;
 }
 
-template <class Tiers, endpoint Endpoint>
-pool::stats kv_pool<Tiers, Endpoint>::stats() const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+pool::stats kv_pool<Tiers, Endpoint, Directory>::stats() const noexcept {
   pool::stats out = counted_;
   out.directory_spans = directory_.size();
   out.metadata_bytes =
@@ -121,10 +159,13 @@ pool::stats kv_pool<Tiers, Endpoint>::stats() const noexcept {
   return out;
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::progress() {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::progress() {
   if (tiers_->cache().epoch() != epoch_) begin_epoch();
   hear();
+  directory_link link{this};
+  directory_.progress(link);
   tiers_->progress();
   serve();
   for (std::uint32_t i = 0; i < requests_.size(); ++i) {
@@ -134,16 +175,18 @@ void kv_pool<Tiers, Endpoint>::progress() {
   republish();
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::progress(std::uint64_t wait_ns) {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::progress(std::uint64_t wait_ns) {
   const detail::named_range range("kv_pool progress");
   hearing handler{this};
   static_cast<void>(end_->poll(deadline{end_->now_ns() + wait_ns}, handler));
   progress();
 }
 
-template <class Tiers, endpoint Endpoint>
-bool kv_pool<Tiers, Endpoint>::is_present(seat_id seat, std::uint64_t nonce) const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+bool kv_pool<Tiers, Endpoint, Directory>::is_present(seat_id seat, std::uint64_t nonce) const noexcept {
   if (to_index(seat) >= peers_.size()) return false;
   const detail::pool_peer& peer = peers_[to_index(seat)];
   return peer.state == pool::peer_state::present && peer.nonce == nonce;
@@ -151,25 +194,10 @@ bool kv_pool<Tiers, Endpoint>::is_present(seat_id seat, std::uint64_t nonce) con
 
 // The directory
 
-/// Rendezvous hashing over this node and those with which it exchanges blocks.
-template <class Tiers, endpoint Endpoint>
-seat_id kv_pool<Tiers, Endpoint>::directory_of(const block_key& span) const noexcept {
-  const std::uint64_t what = span.low ^ span.high;
-  seat_id best = self();
-  std::uint64_t most = detail::mix_pair(what, nonce_);
-  for (std::uint32_t i = 0; i < peers_.size(); ++i) {
-    if (peers_[i].state != pool::peer_state::present) continue;
-    const std::uint64_t score = detail::mix_pair(what, peers_[i].nonce);
-    if (score <= most) continue;
-    most = score;
-    best = seat_id{i};
-  }
-  return best;
-}
-
 /// Writes the digests of the chunks of a chain in a span, and returns their number.
-template <class Tiers, endpoint Endpoint>
-std::uint32_t kv_pool<Tiers, Endpoint>::digests_of(
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+std::uint32_t kv_pool<Tiers, Endpoint, Directory>::digests_of(
     const kv_chain& chain, std::uint64_t span,
     std::array<std::uint32_t, pool::span_chunks>& into) const noexcept {
   const std::span<const block_key> keys = chain.keys();
@@ -180,49 +208,17 @@ std::uint32_t kv_pool<Tiers, Endpoint>::digests_of(
   return count;
 }
 
-/// Finds the nodes that have most of the chain's blocks in a span.
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::find_holders(const block_key& span, std::span<const std::uint32_t> digests,
-                                            seat_id without, detail::pool_span& into,
-                                            std::span<std::uint64_t> masks) const noexcept {
-  std::array<int, pool::max_holders> sizes{};
-  directory_.for_each_of(span, [&](std::uint32_t entry) {
-    const detail::span_entry& each = directory_.at(entry);
-    if (each.holder == without) return;
-    const std::uint32_t same = detail::span_table::common(each, digests);
-    const std::uint64_t shared = same < 64 ? (std::uint64_t{1} << same) - 1 : ~std::uint64_t{0};
-    int size = 0;
-    for (const std::uint64_t mask : directory_.masks(entry))
-      size += std::popcount(mask & shared);
-    if (size == 0) return;
-    // If several chains of a node part within the span, the one with most in common counts.
-    std::uint32_t place = into.holder_count;
-    for (std::uint32_t h = 0; h < into.holder_count; ++h) {
-      if (into.holders[h].seat == each.holder) place = h;
-    }
-    if (place == pool::max_holders) {
-      place = 0;
-      for (std::uint32_t h = 1; h < pool::max_holders; ++h)
-        place = sizes[h] < sizes[place] ? h : place;
-    } else if (place == into.holder_count) {
-      ++into.holder_count;
-    }
-    if (size <= sizes[place]) return;
-    sizes[place] = size;
-    into.holders[place] = {each.holder, each.nonce};
-    for (std::size_t g = 0; g < groups_; ++g)
-      masks[place * groups_ + g] = directory_.masks(entry)[g] & shared;
-  });
-}
-
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::publish(const kv_chain& chain, std::uint64_t tokens) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::publish(const kv_chain& chain, std::uint64_t tokens) noexcept {
   publish(chain, tokens, true);
 }
 
 /// @param is_use  whether a request has used the chain; counts for hot spans.
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::publish(const kv_chain& chain, std::uint64_t tokens, bool is_use) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::publish(const kv_chain& chain, std::uint64_t tokens,
+                                                  bool is_use) noexcept {
   if (tiers_->cache().epoch() != epoch_) begin_epoch();
   if (chain.epoch() != epoch_ || chain.chunk_tokens() != likeness_.chunk_tokens) return;
   std::uint64_t chunks = tokens >= chain.tokens() ? chain.keys().size() : tokens / chain.chunk_tokens();
@@ -231,9 +227,10 @@ void kv_pool<Tiers, Endpoint>::publish(const kv_chain& chain, std::uint64_t toke
     publish_span(chain, span, chunks, is_use);
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::publish_span(const kv_chain& chain, std::uint64_t span, std::uint64_t chunks,
-                                            bool is_use) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::publish_span(const kv_chain& chain, std::uint64_t span,
+                                                       std::uint64_t chunks, bool is_use) noexcept {
   const std::uint64_t first = span * pool::span_chunks;
   std::array<std::uint32_t, pool::span_chunks> digests{};
   std::uint64_t count = digests_of(chain, span, digests);
@@ -255,10 +252,11 @@ void kv_pool<Tiers, Endpoint>::publish_span(const kv_chain& chain, std::uint64_t
 }
 
 /// Announces which blocks of a span this node has, unless it has done so. Returns its record of them.
-template <class Tiers, endpoint Endpoint>
-std::uint32_t kv_pool<Tiers, Endpoint>::publish_blocks(const block_key& span,
-                                                       std::span<const std::uint32_t> digests,
-                                                       std::span<const std::uint64_t> masks) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+std::uint32_t kv_pool<Tiers, Endpoint, Directory>::publish_blocks(
+    const block_key& span, std::span<const std::uint32_t> digests,
+    std::span<const std::uint64_t> masks) noexcept {
   const std::size_t count = digests.size();
   const std::uint64_t bits = count < 64 ? (std::uint64_t{1} << count) - 1 : ~std::uint64_t{0};
   std::uint32_t known = detail::span_table::none;
@@ -273,12 +271,11 @@ std::uint32_t kv_pool<Tiers, Endpoint>::publish_blocks(const block_key& span,
   if (known != detail::span_table::none) return known;
   const std::uint32_t entry = published_.put(span, self(), nonce_, digests, masks);
   if (entry == detail::span_table::none) return entry;
-  const seat_id directory = directory_of(span);
-  if (directory == self() || may_post(directory)) {
+  if (takes(keeper_of(span))) {
     post_published(entry);
     return entry;
   }
-  published_.at(entry).place = to_index(no_seat);
+  published_.at(entry).place = pool::no_keeper;
   has_passed_over_ = has_passed_over_ || must_republish_;  // a round in progress continues
   if (!std::exchange(must_republish_, true)) republished_ = 0;
   return entry;
@@ -286,26 +283,22 @@ std::uint32_t kv_pool<Tiers, Endpoint>::publish_blocks(const block_key& span,
 
 /// Corrects the directory because this node no longer has a block. It does so even if this node has forgotten
 /// that it published the block: otherwise the directory would name this node in every answer.
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::retract(const block_key& span, std::uint32_t group, std::uint32_t place,
-                                       const block_key& key) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::retract(const block_key& span, std::uint32_t group,
+                                                  std::uint32_t place, const block_key& key) noexcept {
   const std::uint32_t digest = detail::hint_digest(key);
+  directory_link link{this};
+  directory_.retract(link, span, {.group = group, .place = place, .digest = digest},
+                     pool::span_records(published_, span));
   published_.take_back(span, self(), group, place, digest);
-  const seat_id to = directory_of(span);
-  if (to == self()) return directory_.take_back(span, self(), group, place, digest);
-  detail::pool_writer out;
-  out.put(span);
-  out.put(group);
-  out.put(place);
-  out.put(digest);
-  // If the message is dropped, the next node that asks for the block corrects the directory.
-  post_or_drop(to, detail::pool_frame::gone, out);
 }
 
 /// Announces what this node holds to the nodes that now keep the spans' entries. A busy node receives the
 /// rest in a later step, and delays no other node.
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::republish() noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::republish() noexcept {
   constexpr std::uint32_t most = 64;         // entries announced in one step
   constexpr std::uint32_t most_seen = 4096;  // entries checked in one step
   if (!must_republish_) return;
@@ -314,9 +307,10 @@ void kv_pool<Tiers, Endpoint>::republish() noexcept {
   for (std::uint32_t seen = 0; republished_ < published_.capacity() && told < most && seen < most_seen;
        ++republished_, ++seen) {
     const detail::span_entry& each = published_.at(republished_);
-    const seat_id directory = directory_of(each.span);
-    if (each.holder == no_seat || each.place == to_index(directory)) continue;
-    if (directory != self() && !may_post(directory)) {
+    const std::uint32_t keeper = keeper_of(each.span);
+    if (keeper == pool::no_keeper) return;  // until the directory can be reached again
+    if (each.holder == no_seat || each.place == keeper) continue;
+    if (!takes(keeper)) {
       has_passed_over_ = true;
       continue;
     }
@@ -330,9 +324,10 @@ void kv_pool<Tiers, Endpoint>::republish() noexcept {
 
 // Sending words
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::post(seat_id to, detail::pool_frame kind,
-                                    const detail::pool_writer& message) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::post(seat_id to, detail::pool_frame kind,
+                                               const detail::pool_writer& message) noexcept {
   if (!message.is_complete()) return;  // cannot happen: the largest message has 1,200 bytes
   ++counted_.posted_messages;
   end_->post(to, frame_header{.kind = static_cast<std::uint16_t>(kind)}, message.bytes());
@@ -341,8 +336,9 @@ void kv_pool<Tiers, Endpoint>::post(seat_id to, detail::pool_frame kind,
 /// Returns whether a node reads the bytes sent to it. If too many bytes waited for a node, the endpoint would
 /// suspect it, and none of its blocks would arrive. Questions, requests for blocks and announcements
 /// therefore wait here.
-template <class Tiers, endpoint Endpoint>
-bool kv_pool<Tiers, Endpoint>::may_post(seat_id to) const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+bool kv_pool<Tiers, Endpoint, Directory>::may_post(seat_id to) const noexcept {
   if constexpr (detail::reports_post_capacity<Endpoint>) {
     return end_->has_post_capacity(to);
   } else {
@@ -351,15 +347,17 @@ bool kv_pool<Tiers, Endpoint>::may_post(seat_id to) const noexcept {
 }
 
 /// Posts a message that may be dropped: the receiver asks again for what it misses.
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::post_or_drop(seat_id to, detail::pool_frame kind,
-                                            const detail::pool_writer& message) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::post_or_drop(seat_id to, detail::pool_frame kind,
+                                                       const detail::pool_writer& message) noexcept {
   if (may_post(to)) return post(to, kind, message);
   ++counted_.dropped_messages;
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::post_hello(seat_id to) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::post_hello(seat_id to) noexcept {
   if (to == self() || to_index(to) >= peers_.size()) return;
   detail::pool_writer out;
   out.put(likeness_);
@@ -368,28 +366,19 @@ void kv_pool<Tiers, Endpoint>::post_hello(seat_id to) noexcept {
   post(to, detail::pool_frame::hello, out);
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::post_published(std::uint32_t entry) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::post_published(std::uint32_t entry) noexcept {
   detail::span_entry& each = published_.at(entry);
-  const std::span<const std::uint64_t> masks = published_.masks(entry);
-  const seat_id to = directory_of(each.span);
-  each.place = to_index(to);
-  if (to == self()) {
-    directory_.put(each.span, self(), nonce_, std::span(each.digests).first(each.chunks), masks);
-    return;
-  }
-  detail::pool_writer out;
-  out.put(each.span);
-  out.put(each.chunks);
-  for (std::uint32_t i = 0; i < each.chunks; ++i)
-    out.put(each.digests[i]);
-  for (const std::uint64_t mask : masks)
-    out.put(mask);
-  post(to, detail::pool_frame::publish, out);
+  each.place = keeper_of(each.span);
+  directory_link link{this};
+  directory_.announce(link, each.span, {std::span(each.digests).first(each.chunks), published_.masks(entry)},
+                      pool::span_records(published_, each.span));
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::post_missing(detail::pool_serving what) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::post_missing(detail::pool_serving what) noexcept {
   if (!may_post(what.to) && serving_count_ < serving_.size()) {
     what.is_missing = true;
     serving_[(serving_first_ + serving_count_++) % serving_.size()] = what;

@@ -10,16 +10,17 @@
 namespace llmmem {
 inline namespace v0 {
 
-template <class Tiers, endpoint Endpoint>
-result<typename kv_pool<Tiers, Endpoint>::request> kv_pool<Tiers, Endpoint>::ask(const kv_chain& chain,
-                                                                                 std::uint64_t first) {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+result<typename kv_pool<Tiers, Endpoint, Directory>::request> kv_pool<Tiers, Endpoint, Directory>::ask(
+    const kv_chain& chain, std::uint64_t first) {
   return ask(chain, first, options_.patience_ns);
 }
 
-template <class Tiers, endpoint Endpoint>
-result<typename kv_pool<Tiers, Endpoint>::request> kv_pool<Tiers, Endpoint>::ask(const kv_chain& chain,
-                                                                                 std::uint64_t first,
-                                                                                 std::uint64_t patience_ns) {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+result<typename kv_pool<Tiers, Endpoint, Directory>::request> kv_pool<Tiers, Endpoint, Directory>::ask(
+    const kv_chain& chain, std::uint64_t first, std::uint64_t patience_ns) {
   const std::uint64_t epoch = tiers_->cache().epoch();
   if (chain.epoch() != epoch) {
     return failure{
@@ -60,61 +61,56 @@ result<typename kv_pool<Tiers, Endpoint>::request> kv_pool<Tiers, Endpoint>::ask
 
 /// Sends the questions of a request to the receivers that take them; the next `progress` sends the rest. A
 /// busy receiver delays no question to another node.
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::ask_spans(std::uint32_t slot) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::ask_spans(std::uint32_t slot) noexcept {
   record& of = requests_[slot];
   for (std::size_t i = of.asked_spans; i < of.spans.size(); ++i) {
-    const bool is_asked = of.spans[i].asked != no_seat || ask_span(slot, i);
+    const bool is_asked = of.spans[i].is_asked() || ask_span(slot, i);
     if (is_asked && i == of.asked_spans) ++of.asked_spans;
   }
 }
 
 /// Returns false, and sends nothing, while the receiver is busy.
-template <class Tiers, endpoint Endpoint>
-bool kv_pool<Tiers, Endpoint>::ask_span(std::uint32_t slot, std::size_t index) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+bool kv_pool<Tiers, Endpoint, Directory>::ask_span(std::uint32_t slot, std::size_t index) noexcept {
   record& of = requests_[slot];
   detail::pool_span& span = of.spans[index];
   const std::uint64_t which = of.first_span + index;
   const block_key& key = of.chain->keys()[static_cast<std::size_t>(which * pool::span_chunks)];
-  const seat_id directory = directory_of(key);
-  if (directory != self() && !may_post(directory)) return false;
-  std::array<std::uint32_t, pool::span_chunks> digests{};
-  const std::uint32_t count = digests_of(*of.chain, which, digests);
+  const std::uint32_t keeper = keeper_of(key);
+  if (keeper != pool::no_keeper && !takes(keeper)) return false;
   ++counted_.asked_spans;
-  span.asked = directory;
-  if (span.asked == self()) {
-    find_holders(
-        key, std::span(digests).first(count), self(), span,
-        std::span(of.masks).subspan(index * pool::max_holders * groups_, pool::max_holders * groups_));
-    span.is_answered = true;
-    return true;
-  }
+  span.asked = keeper;
   post_question(slot, index);
   return true;
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::post_question(std::uint32_t slot, std::size_t index) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::post_question(std::uint32_t slot, std::size_t index) noexcept {
   record& of = requests_[slot];
   detail::pool_span& span = of.spans[index];
   const std::uint64_t which = of.first_span + index;
   std::array<std::uint32_t, pool::span_chunks> digests{};
   const std::uint32_t count = digests_of(*of.chain, which, digests);
-  detail::pool_writer out;
-  out.put(id_of(slot, of));
-  out.put(static_cast<std::uint32_t>(index));
-  out.put(of.chain->keys()[static_cast<std::size_t>(which * pool::span_chunks)]);
-  out.put(count);
-  for (std::uint32_t i = 0; i < count; ++i)
-    out.put(digests[i]);
-  span.ask_again = time_to_ask_again(of, options_.ask_again_ns, span.asked_times++);
-  post(span.asked, detail::pool_frame::ask, out);
+  directory_link link{this};
+  const pool::asked out =
+      directory_.ask(link, {.id = id_of(slot, of),
+                            .index = static_cast<std::uint32_t>(index),
+                            .span = of.chain->keys()[static_cast<std::size_t>(which * pool::span_chunks)],
+                            .digests = std::span(digests).first(count)});
+  if (out == pool::asked::unreachable) span.is_answered = span.is_unknown = true;
+  if (out == pool::asked::pending && directory_type::keepers_are_seats)
+    span.ask_again = time_to_ask_again(of, options_.ask_again_ns, span.asked_times++);
 }
 
 /// When something that is asked now is asked again, if nothing comes. @param times  that it was asked before.
-template <class Tiers, endpoint Endpoint>
-std::uint64_t kv_pool<Tiers, Endpoint>::time_to_ask_again(record& of, std::uint64_t first_ns,
-                                                          std::uint32_t times) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+std::uint64_t kv_pool<Tiers, Endpoint, Directory>::time_to_ask_again(record& of, std::uint64_t first_ns,
+                                                                     std::uint32_t times) noexcept {
   const std::uint64_t now = end_->now_ns();
   constexpr std::uint64_t never = ~std::uint64_t{0};
   const std::uint32_t doublings = times < 6 ? times : 6;
@@ -126,8 +122,9 @@ std::uint64_t kv_pool<Tiers, Endpoint>::time_to_ask_again(record& of, std::uint6
 
 /// A node whose queue of messages to this one was half full has dropped its answer; with unlimited patience
 /// this one would wait for it without end. Nothing is asked again of a node that does not read.
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::ask_again(std::uint32_t slot) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::ask_again(std::uint32_t slot) noexcept {
   record& of = requests_[slot];
   const std::uint64_t now = end_->now_ns();
   if (now < of.ask_again) return;
@@ -137,8 +134,8 @@ void kv_pool<Tiers, Endpoint>::ask_again(std::uint32_t slot) noexcept {
   };
   for (std::size_t i = 0; i < of.spans.size(); ++i) {
     detail::pool_span& span = of.spans[i];
-    if (span.is_answered || span.asked == no_seat || span.asked == self()) continue;
-    if (now >= span.ask_again && may_post(span.asked)) {
+    if (span.is_answered || span.asked == pool::no_keeper) continue;
+    if (now >= span.ask_again && takes(span.asked)) {
       ++counted_.asked_again;
       if (span.asked_times == 0xFF) --span.asked_times;
       post_question(slot, i);
@@ -164,9 +161,10 @@ void kv_pool<Tiers, Endpoint>::ask_again(std::uint32_t slot) noexcept {
   }
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::put_wanted(detail::pool_writer& out, const record& of,
-                                          std::size_t index) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::put_wanted(detail::pool_writer& out, const record& of,
+                                                     std::size_t index) noexcept {
   const part& each = of.parts[index];
   out.put(static_cast<std::uint32_t>(index));
   out.put(each.group);
@@ -174,12 +172,13 @@ void kv_pool<Tiers, Endpoint>::put_wanted(detail::pool_writer& out, const record
   out.put(key_of(of, each));
 }
 
-template <class Tiers, endpoint Endpoint>
-offload::kv_lookup_result kv_pool<Tiers, Endpoint>::where(const record& of, std::uint64_t upto,
-                                                          bool& is_pending) const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+offload::kv_lookup_result kv_pool<Tiers, Endpoint, Directory>::where(const record& of, std::uint64_t upto,
+                                                                     open_answers& open) const noexcept {
   const std::uint64_t whole = of.chunks;
   const std::uint64_t limit = upto >= of.chain->tokens() ? whole : upto / of.chain->chunk_tokens();
-  is_pending = false;
+  open = {};
   return tiers_->lookup_with(
       *of.chain, of.came.first, limit < whole ? limit : whole,
       [&](std::size_t group, std::uint64_t chunks, offload::answer here) noexcept {
@@ -188,7 +187,8 @@ offload::kv_lookup_result kv_pool<Tiers, Endpoint>::where(const record& of, std:
         if (span < of.first_span) return false;
         const auto index = static_cast<std::size_t>(span - of.first_span);
         const detail::pool_span& in = of.spans[index];
-        is_pending = is_pending || !in.is_answered;
+        open.is_pending = open.is_pending || !in.is_answered;
+        open.is_unknown = open.is_unknown || in.is_unknown;
         const std::uint64_t bit = std::uint64_t{1} << (chunks - 1) % pool::span_chunks;
         for (std::uint32_t h = 0; h < in.holder_count; ++h) {
           if ((mask(of, index, h, group) & bit) != 0 && is_present(in.holders[h].seat, in.holders[h].nonce))
@@ -198,22 +198,28 @@ offload::kv_lookup_result kv_pool<Tiers, Endpoint>::where(const record& of, std:
       });
 }
 
-template <class Tiers, endpoint Endpoint>
-offload::kv_lookup_result kv_pool<Tiers, Endpoint>::request::where() const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+offload::kv_lookup_result kv_pool<Tiers, Endpoint, Directory>::request::where() const noexcept {
   if (pool_ == nullptr) return {.first = result_.first, .tokens = result_.tokens};
   const record& of = pool_->requests_[slot_];
-  bool is_pending = false;
-  offload::kv_lookup_result out = pool_->where(of, unlimited, is_pending);
-  if (is_pending) out.next = of.is_late ? offload::answer::unknown : offload::answer::pending;
+  open_answers open;
+  offload::kv_lookup_result out = pool_->where(of, unlimited, open);
+  if (open.is_pending) {
+    out.next = of.is_late ? offload::answer::unknown : offload::answer::pending;
+  } else if (open.is_unknown && out.next == offload::answer::miss) {
+    out.next = offload::answer::unknown;
+  }
   return out;
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::begin_fetch(std::uint32_t slot, std::uint64_t upto) {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::begin_fetch(std::uint32_t slot, std::uint64_t upto) {
   record& of = requests_[slot];
   if (!of.parts.empty()) return;
-  bool is_pending = false;
-  const offload::kv_lookup_result has = where(of, upto, is_pending);
+  open_answers open;
+  const offload::kv_lookup_result has = where(of, upto, open);
   if (has.loadable() == 0) return;
   const std::uint64_t step = of.chain->chunk_tokens();
   const std::uint64_t length = (has.tokens + step - 1) / step * step;
@@ -245,8 +251,10 @@ void kv_pool<Tiers, Endpoint>::begin_fetch(std::uint32_t slot, std::uint64_t upt
 
 /// Returns the holder to ask next for a block: the one from which this node awaits the fewest blocks, and a
 /// busy one last. `max_holders`: none is left.
-template <class Tiers, endpoint Endpoint>
-std::uint32_t kv_pool<Tiers, Endpoint>::choose_holder(const record& of, const part& each) const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+std::uint32_t kv_pool<Tiers, Endpoint, Directory>::choose_holder(const record& of,
+                                                                 const part& each) const noexcept {
   const std::uint64_t span = each.chunk / pool::span_chunks;
   std::uint32_t best = pool::max_holders;
   if (span < of.first_span) return best;
@@ -270,8 +278,9 @@ std::uint32_t kv_pool<Tiers, Endpoint>::choose_holder(const record& of, const pa
 
 /// Takes a slot of the first tier for a block. Returns false if there is none to take; the part's state is
 /// then the outcome.
-template <class Tiers, endpoint Endpoint>
-bool kv_pool<Tiers, Endpoint>::take_slot(record& of, part& each) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+bool kv_pool<Tiers, Endpoint, Directory>::take_slot(record& of, part& each) noexcept {
   const block_key& key = key_of(of, each);
   const std::uint64_t parent =
       each.chunk == 0 ? of.before : paging::key_digest(of.chain->keys()[each.chunk - 1]);
@@ -289,8 +298,9 @@ bool kv_pool<Tiers, Endpoint>::take_slot(record& of, part& each) noexcept {
 
 /// A block that another request or a load brings, or brought. A load that waits for its caller keeps it
 /// `pending` for long: what is in the first tier is here all the same, and lower tiers' is a load's to bring.
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::settle_nearby(record& of, part& each) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::settle_nearby(record& of, part& each) noexcept {
   if (const auto held = tiers_->hold(each.group, key_of(of, each))) {
     each.block = *held;
     each.state = part_state::arrived;
@@ -302,8 +312,9 @@ void kv_pool<Tiers, Endpoint>::settle_nearby(record& of, part& each) noexcept {
   each.state = is_here ? part_state::arrived : part_state::queued;
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::proceed(std::uint32_t slot) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::proceed(std::uint32_t slot) noexcept {
   record& of = requests_[slot];
   // Also for a request that begins to fetch after its deadline.
   if (end_->now_ns() >= of.deadline) give_up_late(of);
@@ -357,8 +368,9 @@ void kv_pool<Tiers, Endpoint>::proceed(std::uint32_t slot) noexcept {
 }
 
 /// The node that was asked will not send the block; another node may have it.
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::fail(record& of, part& each, error_code why) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::fail(record& of, part& each, error_code why) noexcept {
   --in_flight_;
   --peers_[to_index(each.holder)].outstanding;
   tiers_->end_arrival(each.block, false);
@@ -368,8 +380,9 @@ void kv_pool<Tiers, Endpoint>::fail(record& of, part& each, error_code why) noex
   of.came.why = {.code = why, .index = to_index(each.holder), .where = options_.name};
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::give_up_late(record& of) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::give_up_late(record& of) noexcept {
   of.is_late = true;
   for (std::size_t i = of.first_open; i < of.parts.size(); ++i) {
     part& each = of.parts[i];
@@ -383,14 +396,16 @@ void kv_pool<Tiers, Endpoint>::give_up_late(record& of) noexcept {
   }
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::let_go(part& each) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::let_go(part& each) noexcept {
   if (each.state == part_state::arrived && each.block.slot != no_slot) tiers_->release(each.block);
   each.block = {};
 }
 
-template <class Tiers, endpoint Endpoint>
-pool::fetch_result kv_pool<Tiers, Endpoint>::finish(std::uint32_t slot) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+pool::fetch_result kv_pool<Tiers, Endpoint, Directory>::finish(std::uint32_t slot) noexcept {
   record& of = requests_[slot];
   give_up_late(of);
   pool::fetch_result out = of.came;
@@ -415,8 +430,9 @@ pool::fetch_result kv_pool<Tiers, Endpoint>::finish(std::uint32_t slot) noexcept
   return out;
 }
 
-template <class Tiers, endpoint Endpoint>
-bool kv_pool<Tiers, Endpoint>::request::has_arrived() const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+bool kv_pool<Tiers, Endpoint, Directory>::request::has_arrived() const noexcept {
   if (pool_ == nullptr) return true;
   const record& of = pool_->requests_[slot_];
   for (std::size_t i = of.first_open; i < of.parts.size(); ++i) {
@@ -426,26 +442,30 @@ bool kv_pool<Tiers, Endpoint>::request::has_arrived() const noexcept {
 }
 
 /// Receives the next message, or waits a moment for this node's own transfers.
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::wait_once(const record& of) {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::wait_once(const record& of) {
   constexpr std::uint64_t moment = 100'000;
   const std::uint64_t now = end_->now_ns();
   progress(of.deadline > now && of.deadline - now < moment ? of.deadline - now : moment);
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::request::wait_for_answers() {
-  bool is_pending = pool_ != nullptr;  // blocks that are `pending` in this node's tiers have no answer yet
-  while (is_pending) {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::request::wait_for_answers() {
+  open_answers open{
+      .is_pending = pool_ != nullptr};  // blocks that are `pending` in this node's tiers have no answer yet
+  while (open.is_pending) {
     const record& of = pool_->requests_[slot_];
-    static_cast<void>(pool_->where(of, unlimited, is_pending));
-    if (of.is_late || !is_pending) return;
+    static_cast<void>(pool_->where(of, unlimited, open));
+    if (of.is_late || !open.is_pending) return;
     pool_->wait_once(of);
   }
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::request::wait() {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::request::wait() {
   while (!has_arrived())
     pool_->wait_once(pool_->requests_[slot_]);
 }

@@ -9,24 +9,28 @@
 namespace llmmem {
 inline namespace v0 {
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::hear() {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::hear() {
   constexpr int most = 1024;  // bounds a step, so that many busy peers do not delay the engine
   hearing handler{this};
   for (int i = 0; i < most && end_->poll(deadline{0}, handler); ++i) {
   }
 }
 
-template <class Tiers, endpoint Endpoint>
-typename kv_pool<Tiers, Endpoint>::record* kv_pool<Tiers, Endpoint>::find(std::uint64_t id) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+typename kv_pool<Tiers, Endpoint, Directory>::record* kv_pool<Tiers, Endpoint, Directory>::find(
+    std::uint64_t id) noexcept {
   const std::uint64_t slot = id & 0xFFFF'FFFF;
   if (slot >= requests_.size()) return nullptr;
   record& of = requests_[static_cast<std::size_t>(slot)];
   return of.is_live && of.generation == id >> 32 ? &of : nullptr;
 }
 
-template <class Tiers, endpoint Endpoint>
-typename kv_pool<Tiers, Endpoint>::part* kv_pool<Tiers, Endpoint>::awaited(
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+typename kv_pool<Tiers, Endpoint, Directory>::part* kv_pool<Tiers, Endpoint, Directory>::awaited(
     seat_id from, std::uint64_t id, std::uint32_t part_index) noexcept {
   record* const of = find(id);
   if (of == nullptr || part_index >= of->parts.size()) return nullptr;
@@ -36,8 +40,10 @@ typename kv_pool<Tiers, Endpoint>::part* kv_pool<Tiers, Endpoint>::awaited(
 
 // Blocks that come
 
-template <class Tiers, endpoint Endpoint>
-frame_buffer kv_pool<Tiers, Endpoint>::buffer_for(seat_id from, const frame_header& frame) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+frame_buffer kv_pool<Tiers, Endpoint, Directory>::buffer_for(seat_id from,
+                                                             const frame_header& frame) noexcept {
   part* const each = frame.kind == static_cast<std::uint16_t>(detail::pool_frame::data)
                          ? awaited(from, frame.epoch, frame.tag)
                          : nullptr;
@@ -60,8 +66,9 @@ frame_buffer kv_pool<Tiers, Endpoint>::buffer_for(seat_id from, const frame_head
       .bytes = tiers_->bytes_of(each->block).subspan(static_cast<std::size_t>(frame.offset), frame.bytes)};
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::on_frame(seat_id from, const frame_header& frame) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::on_frame(seat_id from, const frame_header& frame) noexcept {
   part* const each = awaited(from, frame.epoch, frame.tag);
   if (each == nullptr) return;
   record& of = *find(frame.epoch);
@@ -93,9 +100,10 @@ void kv_pool<Tiers, Endpoint>::on_frame(seat_id from, const frame_header& frame)
 
 // Words
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::on_message(seat_id from, const frame_header& frame,
-                                          std::span<const std::byte> bytes) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::on_message(seat_id from, const frame_header& frame,
+                                                     std::span<const std::byte> bytes) noexcept {
   using detail::pool_frame;
   if (to_index(from) >= peers_.size() || from == self()) return;
   const detail::pool_reader in(bytes);
@@ -107,19 +115,19 @@ void kv_pool<Tiers, Endpoint>::on_message(seat_id from, const frame_header& fram
   }
   switch (kind) {
     case pool_frame::publish:
-      return hear_publish(from, in);
     case pool_frame::ask:
-      return hear_ask(from, in);
     case pool_frame::answer:
-      return hear_answer(from, in);
+    case pool_frame::gone: {
+      directory_link link{this};
+      if (!directory_.hear(link, from, kind, in)) ++counted_.refused_frames;
+      return;
+    }
     case pool_frame::get:
       return hear_get(from, in, false);
     case pool_frame::get_again:
       return hear_get(from, in, true);
     case pool_frame::missing:
       return hear_missing(from, in);
-    case pool_frame::gone:
-      return hear_gone(from, in);
     case pool_frame::copy:
       return hear_copy(from, in);
     default:
@@ -127,8 +135,9 @@ void kv_pool<Tiers, Endpoint>::on_message(seat_id from, const frame_header& fram
   }
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::hear_hello(seat_id from, detail::pool_reader in) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::hear_hello(seat_id from, detail::pool_reader in) noexcept {
   const auto like = in.take<detail::pool_likeness>();
   const auto domain = in.take<std::uint32_t>();
   const auto nonce = in.take<std::uint64_t>();
@@ -144,97 +153,46 @@ void kv_pool<Tiers, Endpoint>::hear_hello(seat_id from, detail::pool_reader in) 
   peer.nonce = nonce;
   peer.domain = domain;
   peer.state = like == likeness_ ? pool::peer_state::present : pool::peer_state::different;
-  must_republish_ = true;
-  republished_ = 0;
+  announce_again();
   // That node may have missed this node's greeting, because it was not yet listening.
   if (!is_known) post_hello(from);
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::hear_publish(seat_id from, detail::pool_reader in) noexcept {
-  const auto span = in.take<block_key>();
-  const auto count = in.take<std::uint32_t>();
-  std::array<std::uint32_t, pool::span_chunks> digests{};
-  std::array<std::uint64_t, max_layer_groups> masks{};
-  if (count == 0 || count > pool::span_chunks) {
-    ++counted_.refused_frames;
-    return;
-  }
-  for (std::uint32_t i = 0; i < count; ++i)
-    digests[i] = in.take<std::uint32_t>();
-  for (std::size_t g = 0; g < groups_; ++g)
-    masks[g] = in.take<std::uint64_t>();
-  if (!in.is_over()) {
-    ++counted_.refused_frames;
-    return;
-  }
-  directory_.put(span, from, peers_[to_index(from)].nonce, std::span(digests).first(count),
-                 std::span(masks).first(groups_));
-}
-
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::hear_ask(seat_id from, detail::pool_reader in) noexcept {
-  const auto id = in.take<std::uint64_t>();
-  const auto index = in.take<std::uint32_t>();
-  const auto span = in.take<block_key>();
-  const auto count = in.take<std::uint32_t>();
-  std::array<std::uint32_t, pool::span_chunks> digests{};
-  if (count == 0 || count > pool::span_chunks) {
-    ++counted_.refused_frames;
-    return;
-  }
-  for (std::uint32_t i = 0; i < count; ++i)
-    digests[i] = in.take<std::uint32_t>();
-  if (!in.is_over()) {
-    ++counted_.refused_frames;
-    return;
-  }
-  detail::pool_span found;
-  std::array<std::uint64_t, std::size_t{pool::max_holders} * max_layer_groups> masks{};
-  find_holders(span, std::span(digests).first(count), from, found, masks);
-  detail::pool_writer out;
-  out.put(id);
-  out.put(index);
-  out.put(found.holder_count);
-  for (std::uint32_t h = 0; h < found.holder_count; ++h) {
-    out.put(found.holders[h].seat);
-    out.put(found.holders[h].nonce);
-    for (std::size_t g = 0; g < groups_; ++g)
-      out.put(masks[h * groups_ + g]);
-  }
-  post_or_drop(from, detail::pool_frame::answer, out);
-}
-
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::hear_answer(seat_id from, detail::pool_reader in) noexcept {
-  const auto id = in.take<std::uint64_t>();
-  const auto index = in.take<std::uint32_t>();
-  const auto count = in.take<std::uint32_t>();
+/// Returns false if no request awaits the answer from that keeper.
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+bool kv_pool<Tiers, Endpoint, Directory>::take_answer(std::uint32_t keeper, std::uint64_t id,
+                                                      std::uint32_t index,
+                                                      const pool::span_holders& found) noexcept {
   record* const of = find(id);
-  const bool is_asked = of != nullptr && index < of->spans.size() && of->spans[index].asked == from;
+  const bool is_asked = of != nullptr && index < of->spans.size() && of->spans[index].asked == keeper;
   if (is_asked && of->spans[index].is_answered && of->spans[index].asked_times > 1)
-    return;  // the second answer
-  if (!is_asked || of->spans[index].is_answered || count > pool::max_holders) {
-    ++counted_.refused_frames;
-    return;
-  }
+    return true;  // the second answer
+  if (!is_asked || of->spans[index].is_answered) return false;
   detail::pool_span& span = of->spans[index];
-  for (std::uint32_t h = 0; h < count; ++h) {
-    span.holders[h].seat = in.take<seat_id>();
-    span.holders[h].nonce = in.take<std::uint64_t>();
-    for (std::size_t g = 0; g < groups_; ++g)
-      masks_of(*of, index, h)[g] = in.take<std::uint64_t>();
-  }
   span.is_answered = true;
-  if (in.is_over()) {
-    span.holder_count = count;
-  } else {
-    ++counted_.refused_frames;
+  span.holder_count = found.count;
+  for (std::uint32_t h = 0; h < found.count; ++h) {
+    span.holders[h] = found.holders[h];
+    for (std::size_t g = 0; g < groups_; ++g)
+      masks_of(*of, index, h)[g] = found.masks[h * groups_ + g];
   }
+  return true;
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::hear_get(seat_id from, detail::pool_reader in, bool is_again) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::take_unknown(std::uint64_t id, std::uint32_t index) noexcept {
+  record* const of = find(id);
+  if (of == nullptr || index >= of->spans.size() || of->spans[index].is_answered) return;
+  of->spans[index].is_answered = true;
+  of->spans[index].is_unknown = true;
+}
+
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::hear_get(seat_id from, detail::pool_reader in,
+                                                   bool is_again) noexcept {
   const auto is_queued = [this](const detail::pool_serving& one) {
     for (std::size_t i = 0; i < serving_count_; ++i) {
       const detail::pool_serving& each = serving_[(serving_first_ + i) % serving_.size()];
@@ -262,8 +220,9 @@ void kv_pool<Tiers, Endpoint>::hear_get(seat_id from, detail::pool_reader in, bo
   if (!in.is_over()) ++counted_.refused_frames;
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::hear_missing(seat_id from, detail::pool_reader in) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::hear_missing(seat_id from, detail::pool_reader in) noexcept {
   const auto id = in.take<std::uint64_t>();
   const auto index = in.take<std::uint32_t>();
   part* const each = in.is_over() ? awaited(from, id, index) : nullptr;
@@ -275,42 +234,33 @@ void kv_pool<Tiers, Endpoint>::hear_missing(seat_id from, detail::pool_reader in
   }
 }
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::hear_gone(seat_id from, detail::pool_reader in) noexcept {
-  const auto span = in.take<block_key>();
-  const auto group = in.take<std::uint32_t>();
-  const auto place = in.take<std::uint32_t>();
-  const auto digest = in.take<std::uint32_t>();
-  if (!in.is_over() || group >= groups_ || place >= pool::span_chunks) {
-    ++counted_.refused_frames;
-    return;
-  }
-  directory_.take_back(span, from, group, place, digest);
-}
-
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::on_death(seat_id seat) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::on_death(seat_id seat) noexcept {
   if (to_index(seat) >= peers_.size() || seat == self()) return;
   forget_peer(seat, true);
   peers_[to_index(seat)] = {};
-  must_republish_ = true;
-  republished_ = 0;
+  announce_again();
 }
 
 /// Forgets a node: the blocks that it was asked for will not arrive, and its entries in the directory are
 /// useless. If the node is alive, the frame that the transport is writing ends by itself; this node does not
 /// await the rest of that block, because it would refuse the peer's message that the block is missing.
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::forget_peer(seat_id seat, bool is_dead) noexcept {
-  directory_.forget(seat);
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::forget_peer(seat_id seat, bool is_dead) noexcept {
+  directory_link link{this};
+  directory_.forget(link, seat);
   for (std::uint32_t i = 0; i < published_.capacity(); ++i) {
     // The next process in that seat has no record of these entries, so they must be published again.
-    if (published_.at(i).place == to_index(seat)) published_.at(i).place = to_index(no_seat);
+    if (directory_type::keepers_are_seats && published_.at(i).place == to_index(seat))
+      published_.at(i).place = pool::no_keeper;
   }
   for (record& of : requests_) {
     if (!of.is_live) continue;
     for (detail::pool_span& span : of.spans)
-      span.is_answered = span.is_answered || span.asked == seat;
+      span.is_answered =
+          span.is_answered || (directory_type::keepers_are_seats && span.asked == to_index(seat));
     for (part& each : of.parts) {
       if (each.state != part_state::asked || each.holder != seat) continue;
       if (each.is_receiving && !is_dead) {
@@ -329,8 +279,9 @@ void kv_pool<Tiers, Endpoint>::forget_peer(seat_id seat, bool is_dead) noexcept 
 
 // Blocks that go
 
-template <class Tiers, endpoint Endpoint>
-void kv_pool<Tiers, Endpoint>::serve() {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+void kv_pool<Tiers, Endpoint, Directory>::serve() {
   std::uint64_t sent = 0;
   for (std::size_t left = serving_count_; left != 0 && (sent == 0 || sent < options_.serve_bytes); --left) {
     const detail::pool_serving next = serving_[serving_first_];
@@ -362,9 +313,10 @@ void kv_pool<Tiers, Endpoint>::serve() {
 }
 
 /// Returns whether the transport has taken all of the block.
-template <class Tiers, endpoint Endpoint>
-bool kv_pool<Tiers, Endpoint>::send_block(const detail::pool_serving& what,
-                                          const offload::held_block& block) {
+template <class Tiers, endpoint Endpoint, class Directory>
+  requires pool_directory<std::remove_reference_t<Directory>>
+bool kv_pool<Tiers, Endpoint, Directory>::send_block(const detail::pool_serving& what,
+                                                     const offload::held_block& block) {
   struct let_go {
     Tiers* tiers;
     offload::held_block block;

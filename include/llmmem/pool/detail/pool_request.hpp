@@ -6,6 +6,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/offload/kv_chain.hpp>
 #include <llmmem/offload/kv_tiers_types.hpp>
+#include <llmmem/pool/directory.hpp>
 #include <llmmem/pool/kv_pool_types.hpp>
 
 #include <array>
@@ -44,20 +45,17 @@ struct pool_part {
   bool is_fetched = false;       ///< it came from another node
 };
 
-/// A node that the directory names.
-struct pool_holder {
-  seat_id seat = no_seat;
-  std::uint64_t nonce = 0;
-};
-
 /// What the directory answered about a span of the chain.
 struct pool_span {
-  seat_id asked = no_seat;
+  std::uint32_t asked = pool::no_keeper;  ///< the directory's keeper
   bool is_answered = false;
+  bool is_unknown = false;       ///< the directory cannot answer
   std::uint8_t asked_times = 0;  ///< of nodes that did not answer
   std::uint32_t holder_count = 0;
   std::uint64_t ask_again = ~std::uint64_t{0};  ///< when it is asked again: its answer may have been dropped
-  std::array<pool_holder, pool::max_holders> holders{};
+  std::array<pool::holder, pool::max_holders> holders{};
+
+  [[nodiscard]] bool is_asked() const noexcept { return is_answered || asked != pool::no_keeper; }
 };
 
 /// A request from `ask` to its end.

@@ -1,0 +1,54 @@
+/// @file
+/// Errors of pools: the codes, the meaning of their three numbers, and their texts.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/failure.hpp>
+
+#include <array>
+
+namespace llmmem {
+inline namespace v0 {
+
+namespace detail {
+
+inline constexpr std::array pool_errors{
+    error_info{.number = 107,
+               .name = "directory_unreachable",
+               .raises = error_kind::comm,
+               .index = "errno; 0 if there was no answer in time",
+               .sentence =
+                   "the server cannot be reached (errno {index}; 0: no answer in time), so only blocks of "
+                   "this node's own tiers are found; start it, or correct its address in redis_options: "
+                   "the directory connects again by itself"},
+    error_info{
+        .number = 108,
+        .name = "directory_refused",
+        .raises = error_kind::comm,
+        .sentence =
+            "the server refused a command or answered nonsense; it must be Redis 6.2 or newer, writable, and "
+            "redis_options must give its password, user and database"},
+    error_info{.number = 109,
+               .name = "directory_name_taken",
+               .raises = error_kind::comm,
+               .index = "the seat",
+               .sentence =
+                   "another process has taken the name of seat {index}, so this node announces no blocks "
+                   "until that process ends; give each pool its own redis_options::prefix"},
+};
+
+}  // namespace detail
+
+namespace errc {
+
+/// The server of a directory cannot be reached: index = errno, or 0 if there was no answer in time.
+inline constexpr error_code directory_unreachable = detail::code_of<107>(detail::pool_errors);
+/// The server of a directory refused a command; `where` has its words.
+inline constexpr error_code directory_refused = detail::code_of<108>(detail::pool_errors);
+/// Another process has this node's name in the directory: index = the seat.
+inline constexpr error_code directory_name_taken = detail::code_of<109>(detail::pool_errors);
+
+}  // namespace errc
+
+}  // namespace v0
+}  // namespace llmmem

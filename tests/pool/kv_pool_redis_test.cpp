@@ -1,0 +1,237 @@
+/// Pools whose directory is in Redis: they find what pools with a directory of their own find.
+#include <doctest/doctest.h>
+
+#ifndef LLMMEM_TESTS_REDIS
+
+TEST_CASE("pools with a directory in Redis") {
+  MESSAGE("skipped: no hiredis (Debian: libhiredis-dev)");
+}
+
+#else
+
+#include <llmmem/pool/redis_directory.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pool/pool_cluster.hpp"
+#include "support/random.hpp"
+#include "support/redis_server.hpp"
+
+using namespace llmmem;
+using namespace llmmem_tests;
+
+namespace {
+
+using redis_node = pool_node<cache_type, thread_endpoint, redis_directory&>;
+
+/// Nodes of one thread, and a server.
+struct redis_cluster {
+  explicit redis_cluster(std::uint32_t nodes, std::uint64_t blocks = 300)
+      : slots(blocks), net(nodes, {.copied_bytes = 65536, .lane_bytes = 1 << 20}) {
+    all.resize(nodes);
+    ends.resize(nodes);
+    directories.resize(nodes);
+    for (std::uint32_t i = 0; i < nodes; ++i)
+      ends[i] = std::make_unique<thread_endpoint>(net, seat_id{i});
+    for (std::uint32_t i = 0; i < nodes; ++i)
+      make(i);
+    settle();
+  }
+  void make(std::uint32_t i) {
+    if (!ends[i]) ends[i] = std::make_unique<thread_endpoint>(net, seat_id{i});
+    directories[i] = std::make_unique<redis_directory>(
+        redis_options{.unix_socket = server.socket(), .answer_ns = answer_ns, .retry_ns = 1'000'000});
+    all[i] = std::make_unique<redis_node>(
+        *ends[i], node_form{.groups = paged_group, .blocks = slots, .slots = slots, .lower_slots = slots},
+        kv_pool_options{.patience_ns = 20'000'000'000}, *directories[i]);
+  }
+  void end(std::size_t i) {
+    all[i].reset();
+    directories[i].reset();
+    ends[i].reset();
+  }
+  void step() {
+    for (auto& each : all) {
+      if (each) each->step();
+    }
+  }
+  /// Makes steps until something is so.
+  template <class F>
+  void until(F&& is_so) {
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!is_so()) {
+      REQUIRE(std::chrono::steady_clock::now() < limit);
+      step();
+    }
+  }
+  /// Makes steps until what was announced is in the server.
+  void settle() {
+    for (int i = 0; i < 8; ++i)
+      step();
+    until([&] {
+      for (auto& each : directories) {
+        if (each && (each->state() != pool::redis_state::up || each->stats().open_commands != 0))
+          return false;
+      }
+      return true;
+    });
+    for (int i = 0; i < 8; ++i)
+      step();
+  }
+  served_request serve(std::size_t node, std::span<const token_id> prompt) {
+    const auto out = all[node]->serve(prompt, [&](auto& request) {
+      until([&] { return request.where().next != offload::answer::pending; });
+      next = request.where().next;
+      request.fetch();
+      until([&] { return request.has_arrived(); });
+    });
+    CHECK(all[node]->wrong() == "");
+    return out;
+  }
+
+  static constexpr std::uint64_t answer_ns = 2'000'000'000;
+  std::uint64_t slots;
+  redis_server server;
+  thread_network net;
+  std::vector<std::unique_ptr<thread_endpoint> > ends;
+  std::vector<std::unique_ptr<redis_directory> > directories;
+  std::vector<std::unique_ptr<redis_node> > all;
+  offload::answer next = offload::answer::miss;  // of the last request
+};
+
+bool has_redis() {
+  if (!redis_program().empty()) return true;
+  MESSAGE("skipped: no redis-server on PATH (Debian: redis-server)");
+  return false;
+}
+
+}  // namespace
+
+TEST_SUITE("kv_pool with redis_directory") {
+  TEST_CASE("nodes find the same blocks through Redis as by a directory of their own") {
+    if (!has_redis()) return;
+    redis_cluster shared(3, 4000);  // enough for all: the choice of a holder changes what is evicted
+    cluster own(3, {.groups = paged_group, .blocks = 4000, .slots = 4000, .lower_slots = 4000});
+    random_numbers random(5);
+    std::uint64_t loaded = 0;
+    for (int i = 0; i < 40; ++i) {
+      const std::uint32_t node = random.below(std::uint32_t{3});
+      // Up to 5 spans; each second prompt parts from its family within a span.
+      auto prompt = prompt_of(random.below(std::uint32_t{3}), 9 + random.below(std::uint64_t{500}));
+      if (random.below(std::uint32_t{2}) == 0) prompt[prompt.size() / 2] = 7;
+      const served_request one = shared.serve(node, prompt);
+      shared.settle();
+      const served_request other = own.serve(node, prompt);
+      CAPTURE(i);
+      CHECK(one.loaded == other.loaded);
+      CHECK(one.matched == other.matched);
+      CHECK(one.fetched.failed_blocks == 0);
+      loaded += one.loaded;
+    }
+    CHECK(loaded > 1000);
+  }
+
+  TEST_CASE("a server that is down costs the blocks of others and no wait; back, it is told of all") {
+    if (!has_redis()) return;
+    redis_cluster nodes(2);
+    const auto prompt = prompt_of(1, 201);
+    nodes.serve(0, prompt);
+    nodes.settle();
+    nodes.server.kill();
+    nodes.until([&] {
+      return nodes.directories[0]->state() == pool::redis_state::down &&
+             nodes.directories[1]->state() == pool::redis_state::down;
+    });
+    const std::uint64_t questions = nodes.directories[1]->stats().unknown;
+    CHECK(nodes.serve(1, prompt_of(2, 41)).loaded == 0);
+    CHECK(nodes.next == offload::answer::unknown);  // and no miss: the first look says so
+    CHECK(nodes.directories[1]->stats().unknown > questions);
+    CHECK(nodes.serve(1, prompt_of(2, 41)).matched == 40);
+    // A new server knows nothing: both nodes announce all that they hold.
+    nodes.server.start();
+    nodes.settle();
+    nodes.settle();
+    CHECK(nodes.serve(1, prompt).loaded == 200);
+    CHECK(nodes.serve(0, prompt_of(2, 41)).loaded == 40);
+    CHECK(nodes.all[1]->tiers().audit().empty());
+  }
+
+  TEST_CASE("a node that ends takes its entries with it, and its seat's next process is another") {
+    if (!has_redis()) return;
+    redis_cluster nodes(3);
+    const auto prompt = prompt_of(1, 81);
+    nodes.serve(0, prompt);
+    nodes.settle();
+    CHECK(nodes.serve(1, prompt).loaded == 80);
+    nodes.settle();
+    nodes.end(0);
+    nodes.make(0);
+    nodes.settle();
+    nodes.until([&] { return nodes.all[2]->pool().peers() == 2; });
+    const served_request came = nodes.serve(2, prompt);
+    CHECK(came.loaded == 80);  // of the second
+    CHECK(came.fetched.failed_blocks == 0);
+    CHECK(nodes.all[0]->pool().stats().served_blocks == 0);
+    CHECK(nodes.all[0]->pool().stats().missing_blocks == 0);
+    nodes.settle();
+    CHECK(nodes.serve(0, prompt).loaded == 80);
+    // A reset of all caches begins with no entries.
+    for (auto& each : nodes.all)
+      each->cache().reset();
+    nodes.settle();
+    nodes.until([&] { return nodes.all[1]->pool().peers() == 2; });
+    CHECK(nodes.serve(1, prompt).loaded == 0);
+    CHECK(nodes.next == offload::answer::miss);
+    nodes.settle();
+    nodes.until([&] { return nodes.all[2]->pool().peers() == 2; });
+    CHECK(nodes.serve(2, prompt).loaded == 80);
+  }
+
+  TEST_CASE("a block that a node no longer has is corrected in the server") {
+    if (!has_redis()) return;
+    redis_cluster nodes(2);
+    const auto prompt = prompt_of(1, 41);
+    nodes.serve(0, prompt);
+    nodes.settle();
+    REQUIRE(nodes.server.ask({"KEYS", "*:span:*"}) != "");
+    for (int i = 0; i < 4; ++i)
+      nodes.serve(0, prompt_of(10 + static_cast<std::uint32_t>(i), 801));  // pushes it out
+    nodes.settle();
+    const served_request came = nodes.serve(1, prompt);
+    nodes.settle();
+    CHECK(came.fetched.failed_blocks > 0);
+    const std::uint64_t missing = nodes.all[0]->pool().stats().missing_blocks;
+    CHECK(missing > 0);
+    // What node 1 has computed since is all that the server says of the span.
+    const std::string names = nodes.server.ask({"KEYS", "*:span:*"});
+    const kv_chain chain(nodes.all[1]->cache(), prompt);
+    std::string key;
+    for (std::size_t at = 0; at < names.size(); at = names.find('\n', at) + 1) {
+      const std::string each = names.substr(at, names.find('\n', at) - at);
+      const detail::redis_field end = detail::redis_field().put_hex(chain.keys()[0].low, 16);
+      if (each.ends_with(end.view())) key = each;
+    }
+    REQUIRE_FALSE(key.empty());
+    CHECK(nodes.server.ask({"HLEN", key}) == "1");
+    CHECK(nodes.server.ask({"HKEYS", key}).starts_with("0001:"));
+    // Nodes of other kinds of directories exchange nothing.
+    thread_network net(2);
+    thread_endpoint one(net, seat_id{0});
+    thread_endpoint other(net, seat_id{1});
+    redis_directory directory({.unix_socket = nodes.server.socket()});
+    redis_node by_redis(one, {.groups = paged_group}, {}, directory);
+    node_type by_itself(other, {.groups = paged_group}, {});
+    for (int i = 0; i < 6; ++i) {
+      by_redis.step();
+      by_itself.step();
+    }
+    CHECK(by_redis.pool().state_of(seat_id{1}) == pool::peer_state::different);
+  }
+}
+
+#endif
