@@ -1,4 +1,4 @@
-// One of the consumers needs no more of the library than this program does: it compiles in a tenth of the time.
+// One of the consumers needs no more of the library than this program: it compiles in a tenth of the time.
 #if defined(CONSUMER_OF_ONE_PRIMITIVE)
 #include <llmmem/paged_allocator.hpp>
 #else
