@@ -200,7 +200,7 @@ class run_checkpoints {
     const std::string theirs = identity ? text_of(*identity) : "unknown";
     if (theirs != identity_) {
       throw example::usage_error(fmt::format("--resume: the checkpoint is of another run: {}; this one is {}",
-                                             example::printable(theirs, 200), identity_));
+                                             example::printable(theirs, 400), identity_));
     }
     if (found.id.step > asked_->steps) {
       throw example::usage_error(fmt::format("--resume: the checkpoint is of step {}, beyond --steps {}",

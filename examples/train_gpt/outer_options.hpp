@@ -37,6 +37,7 @@ struct outer_options {
 class outer_arguments {
  public:
   explicit outer_arguments(CLI::App& app) {
+    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     app.add_option("--local-steps", local_steps_,
                    "each of --workers takes so many steps alone; then all take an outer step together, in "
                    "the direction of their mean change")
