@@ -129,6 +129,48 @@ class erased_state final : public any_state<typename Store::value_type> {
   Store* store_;
 };
 
+/// A store that passes all calls on to another, which outlives it; a derived one changes some.
+template <std::floating_point T>
+class forwarded_state : public any_state<T> {
+ public:
+  explicit forwarded_state(any_state<T>& store) noexcept : store_(&store) {}
+
+  [[nodiscard]] std::span<T> acquire(layer_id layer, state_kind kind, lease_mode mode) override {
+    return store_->acquire(layer, kind, mode);
+  }
+  void release(layer_id layer, state_kind kind, lease_mode mode) noexcept override {
+    store_->release(layer, kind, mode);
+  }
+  [[nodiscard]] element_range owned(layer_id layer) const noexcept override { return store_->owned(layer); }
+  void begin_step(std::uint64_t step) override { store_->begin_step(step); }
+  void end_step(std::uint64_t step) override { store_->end_step(step); }
+  bool adds_gradients_to(llmmem::gradient_norm* norm) noexcept override {
+    return store_->adds_gradients_to(norm);
+  }
+  void finish_sums() override { store_->finish_sums(); }
+  void merge_sums(std::span<llmmem::unordered_sum> sums) override { store_->merge_sums(sums); }
+  [[nodiscard]] work_share shared_by() const noexcept override { return store_->shared_by(); }
+  void gather_blocks(std::span<std::byte> all, std::span<const std::uint64_t> blocks) override {
+    store_->gather_blocks(all, blocks);
+  }
+  [[nodiscard]] bool stays() const noexcept override { return store_->stays(); }
+  [[nodiscard]] element_range saved(layer_id layer, state_kind kind) const noexcept override {
+    return store_->saved(layer, kind);
+  }
+  [[nodiscard]] element_range held(layer_id layer, state_kind kind) const noexcept override {
+    return store_->held(layer, kind);
+  }
+  [[nodiscard]] std::span<T> acquire_held(layer_id layer, state_kind kind, lease_mode mode) override {
+    return store_->acquire_held(layer, kind, mode);
+  }
+  void release_held(layer_id layer, state_kind kind, lease_mode mode) noexcept override {
+    store_->release_held(layer, kind, mode);
+  }
+
+ private:
+  any_state<T>* store_;
+};
+
 /// An `activation_store` of any type.
 template <std::floating_point T>
 class any_activations {

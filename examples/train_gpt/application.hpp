@@ -49,8 +49,9 @@ struct planned_bytes {
   llmmem::training_bytes state;
   std::uint64_t activations = 0;
   std::uint64_t workspace = 0;
+  std::uint64_t outer = 0;
 
-  [[nodiscard]] std::uint64_t total() const { return state.total() + activations + workspace; }
+  [[nodiscard]] std::uint64_t total() const { return state.total() + activations + workspace + outer; }
 };
 
 /// The memory of a run, or of its largest rank.
@@ -60,17 +61,21 @@ struct planned_bytes {
   planned_bytes plan;
   const bool is_whole = shape.optimizer == llmmem::optimizer_form::adafactor ||
                         shape.optimizer == llmmem::optimizer_form::muon;  // on every rank
-  plan.state = llmmem::training_state(
-      shape.model().parameters(), parallel.stage, std::max<std::size_t>(parallel.ranks, 1),
-      {.weights = sizeof(value),
-       .gradients = sizeof(value),
-       .optimizer = is_whole ? 0 : optimizer_kinds(shape).size() * sizeof(value)});
+  plan.state =
+      llmmem::training_state(shape.model().parameters(), parallel.stage, parallel.ranks_of_worker(),
+                             {.weights = sizeof(value),
+                              .gradients = sizeof(value),
+                              .optimizer = is_whole ? 0 : optimizer_kinds(shape).size() * sizeof(value)});
   for (std::size_t layer = 0; layer < shape.layers() && is_whole; ++layer) {
     for (const state_kind kind : optimizer_kinds(shape))
       plan.state.optimizer += state_layout(shape, shape.layer(layer), kind).elements * sizeof(value);
   }
   for (std::size_t layer = 1; layer < shape.layers(); ++layer)
     plan.activations += activation_layout(shape, shape.layer(layer)).elements * sizeof(value);
+  if (parallel.outer.joins()) {
+    const std::uint64_t shards = parallel.stage == llmmem::zero_stage::none ? 1 : parallel.ranks_of_worker();
+    plan.outer = 2 * sizeof(value) * (shape.model().parameters() / shards + 1);
+  }
   plan.workspace = gpt<value, llmmem::host_space>::workspace_elements(shape, threads) * sizeof(value);
   return plan;
 }
@@ -126,7 +131,6 @@ namespace detail {
   space host({.budget = budget, .name = "host"});
   host_state<float, space> state(host, asked.shape);
   erased_state held(state);
-  rank_voice alone;
   const auto memory = [&] {
     const llmmem::space_stats stats = host.stats();
     memory_report report;
@@ -135,7 +139,7 @@ namespace detail {
   };
   const auto train = [&](auto& activations) {
     erased_activations kept(activations);
-    return train_with(asked, asked.shape, team, host, held, kept, text, memory, alone, notes);
+    return train_with(asked, team, host, held, kept, text, memory, notes);
   };
   if (asked.recompute.kind == recompute_kind::none && asked.activation_bits == 0) {
     host_activations<float, space> activations(host, asked.shape);

@@ -85,9 +85,15 @@ struct run_checkpointer_traits : llmmem::checkpointer_traits {
   const std::string clip = asked.guard.clip_norm ? fmt::format(" clip-norm {}", *asked.guard.clip_norm) : "";
   const std::string bits =
       asked.activation_bits != 0 ? fmt::format(" activation-bits {}", asked.activation_bits) : "";
-  return fmt::format("layers {} width {} heads {} context {} batch {} seed {} text {:08x}{}{}{}",
+  const outer_options& outer = asked.parallel.outer;
+  const std::string apart =
+      outer.joins() ? fmt::format(" workers {} local-steps {} outer {} rate {} momentum {}", outer.workers,
+                                  outer.local_steps, outer.by.nesterov ? "nesterov" : "sgd", outer.by.rate,
+                                  outer.by.momentum)
+                    : "";
+  return fmt::format("layers {} width {} heads {} context {} batch {} seed {} text {:08x}{}{}{}{}",
                      shape.blocks, shape.width, shape.heads, shape.context, shape.batch, asked.seed,
-                     text.checksum(), optimizer_name(shape.optimizer), clip, bits);
+                     text.checksum(), optimizer_name(shape.optimizer), clip, bits, apart);
 }
 
 /// Saves a run during training, and resumes a saved one. Each of several ranks saves its share of every
@@ -108,7 +114,7 @@ class run_checkpoints {
         notes_(ranks.rank() == 0 ? notes : nullptr),
         store_(&store),
         guard_(guard),
-        saved_(asked.shape, store),
+        saved_(asked.shape, store, asked.parallel.worker_of(ranks.rank()), asked.parallel.outer.joins()),
         folders_(asked.checkpoints, ranks, notes_),
         checkpointer_(
             folders_, saved_.tensors,
@@ -194,14 +200,17 @@ class run_checkpoints {
     const std::string theirs = identity ? text_of(*identity) : "unknown";
     if (theirs != identity_) {
       throw example::usage_error(fmt::format("--resume: the checkpoint is of another run: {}; this one is {}",
-                                             example::printable(theirs, 200), identity_));
+                                             example::printable(theirs, 400), identity_));
     }
     if (found.id.step > asked_->steps) {
       throw example::usage_error(fmt::format("--resume: the checkpoint is of step {}, beyond --steps {}",
                                              found.id.step, asked_->steps));
     }
     // A checkpoint of a run without a guard has none: the scale begins as asked.
-    const auto guarded = llmmem::load_extra(*newest.storage, found, 0, "loss_scale");
+    // Of workers that train apart, each has its own.
+    const std::uint32_t first_rank =
+        asked_->parallel.worker_of(ranks_->rank()) * (found.manifest.world / asked_->parallel.outer.workers);
+    const auto guarded = llmmem::load_extra(*newest.storage, found, first_rank, "loss_scale");
     const std::uint64_t skipped = guarded ? step_guard::skipped_in(*guarded, found.id.step) : 0;
     if (skipped != 0 && guard_ == nullptr) {
       throw example::usage_error(fmt::format(
@@ -232,7 +241,8 @@ class run_checkpoints {
     std::vector<llmmem::checkpoint_extra> extras;
     if (ranks_->rank() == 0)
       extras = {{"losses", {bytes.begin(), bytes.end()}}, {"run", {who.begin(), who.end()}}};
-    if (ranks_->rank() == 0 && guard_ != nullptr) extras.push_back({"loss_scale", guard_->saved()});
+    if (asked_->parallel.is_first_of_worker(ranks_->rank()) && guard_ != nullptr)
+      extras.push_back({"loss_scale", guard_->saved()});
     auto guard = checkpointer_.begin_snapshot(done, view_type(*store_, saved_), std::move(extras));
     if constexpr (!IsConcurrent) guard.wait_staged();
     held_.emplace(std::move(guard));

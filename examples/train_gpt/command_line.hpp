@@ -26,6 +26,7 @@
 
 #include "common/program.hpp"
 #include "common/text.hpp"
+#include "train_gpt/outer_options.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/step_guard.hpp"
 #include "train_gpt/stores.hpp"
@@ -78,13 +79,24 @@ struct recompute_options {
 
 /// Ranks that train together, each on its share of the batch.
 struct parallel_options {
-  std::size_t ranks = 0;       ///< 0: no ranks, one process keeps everything
+  std::size_t ranks = 0;       ///< of all workers; 0: no ranks, one process keeps everything
   bool are_processes = false;  ///< processes joined by sockets; otherwise threads
   llmmem::zero_stage stage = llmmem::zero_stage::none;
   std::uint32_t gather_ahead = 0;    ///< layers whose weights are gathered before they are used
   std::uint32_t sums_in_flight = 0;  ///< layers whose gradients are summed during the next layers' backward
   llmmem::sharded_wires wires{};     ///< the form of their messages
   bool keeps_secondary = false;      ///< the weights of the forward pass also stay in shards of each node
+  outer_options outer{};             ///< workers, which share out the ranks
+
+  [[nodiscard]] std::uint32_t ranks_of_worker() const noexcept {
+    return static_cast<std::uint32_t>(std::max<std::size_t>(ranks, 1)) / outer.workers;
+  }
+  [[nodiscard]] std::uint32_t worker_of(std::uint32_t rank) const noexcept {
+    return rank / ranks_of_worker();
+  }
+  [[nodiscard]] bool is_first_of_worker(std::uint32_t rank) const noexcept {
+    return rank % ranks_of_worker() == 0;
+  }
 };
 
 struct command_line {
@@ -101,13 +113,14 @@ struct command_line {
   parallel_options parallel;
   recompute_options recompute;
   std::uint32_t activation_bits = 0;  ///< of activations between their passes; 0: floats
+  std::uint64_t evaluate = 1;         ///< batches of the last loss
   guard_options guard;
 };
 
 /// The options of every training program; a program adds its own to the same `app`.
 class training_options {
  public:
-  explicit training_options(CLI::App& app) {
+  explicit training_options(CLI::App& app) : outer_(app) {
     const command_line usual;
     const auto number = [&](const char* name, const std::string& what, std::size_t otherwise) {
       app.add_option(name, numbers_[name], fmt::format("{} (default: {})", what, otherwise))->type_name("N");
@@ -125,6 +138,8 @@ class training_options {
     number("--heads", "of attention", usual.shape.heads);
     number("--context", "bytes of a sequence", usual.shape.context);
     number("--batch", "sequences of a step", usual.shape.batch);
+    number("--evaluate", "batches of the last loss, which is their mean",
+           static_cast<std::size_t>(usual.evaluate));
     app.add_option("--memory", memory_, "plain: all in host memory; tiered: needs --budget-mib")
         ->type_name("plain|tiered");
     number("--budget-mib", "MiB of the first tier, which holds all data of the computation", 0);
@@ -226,6 +241,7 @@ class training_options {
     all.shape.heads = count("--heads", all.shape.heads, 1, 256);
     all.shape.context = count("--context", all.shape.context, 1, 8192);
     all.shape.batch = count("--batch", all.shape.batch, 1, 4096);
+    all.evaluate = count("--evaluate", all.evaluate, 1, 1'000'000);
     if (all.shape.width % all.shape.heads != 0) {
       const std::size_t width = (all.shape.width / all.shape.heads + 1) * all.shape.heads;
       throw example::usage_error(fmt::format("--heads {} does not divide --width {}; --width {} would do",
@@ -317,7 +333,15 @@ class training_options {
       throw example::usage_error(fmt::format("--transport: '{}' is unknown; there are thread and socket",
                                              example::printable(transport_, 64)));
     }
-    all.parallel.ranks = count("--ranks", 0, 0, 64);
+    all.parallel.outer = outer_.asked();
+    const std::uint64_t of_worker = count("--ranks", 0, 0, 64);
+    const std::uint64_t workers = all.parallel.outer.workers;
+    all.parallel.ranks =
+        all.parallel.outer.joins() ? std::max<std::uint64_t>(of_worker, 1) * workers : of_worker;
+    if (all.parallel.ranks > 64) {
+      throw example::usage_error(fmt::format("{} --workers of {} --ranks are {} ranks; there may be 64",
+                                             workers, of_worker, all.parallel.ranks));
+    }
     all.parallel.gather_ahead = static_cast<std::uint32_t>(count("--gather-ahead", 0, 0, 1024));
     if (all.shape.optimizer == llmmem::optimizer_form::muon && all.parallel.stage != zero_stage::none) {
       throw example::usage_error(
@@ -335,8 +359,10 @@ class training_options {
       return;
     }
     if (all.shape.batch % ranks != 0) {
-      throw example::usage_error(fmt::format("--ranks {} does not divide --batch {}; --batch {} would do",
-                                             ranks, all.shape.batch, (all.shape.batch / ranks + 1) * ranks));
+      const std::string who = workers == 1 ? fmt::format("--ranks {} does", ranks)
+                                           : fmt::format("{} ranks of all --workers do", ranks);
+      throw example::usage_error(fmt::format("{} not divide --batch {}; --batch {} would do", who,
+                                             all.shape.batch, (all.shape.batch / ranks + 1) * ranks));
     }
   }
 
@@ -376,10 +402,11 @@ class training_options {
       throw example::usage_error("--wire, --node-ranks and --error-feedback are of ranks; add --ranks N");
     if (wire_ == "zeropp" && wires.node_ranks == 0)
       throw example::usage_error("--wire zeropp sums in two hops; add --node-ranks N, the ranks of a node");
-    if (wires.node_ranks != 0 && ranks % wires.node_ranks != 0)
+    const std::uint32_t of_worker = all.parallel.ranks_of_worker();
+    if (wires.node_ranks != 0 && of_worker % wires.node_ranks != 0)
       throw example::usage_error(
           fmt::format("--node-ranks {} does not divide --ranks {}; --ranks {} would do", wires.node_ranks,
-                      ranks, (ranks / wires.node_ranks + 1) * wires.node_ranks));
+                      of_worker, (of_worker / wires.node_ranks + 1) * wires.node_ranks));
     if (all.parallel.keeps_secondary &&
         (all.parallel.stage != llmmem::zero_stage::weights || wires.node_ranks < 2))
       throw example::usage_error(
@@ -479,6 +506,7 @@ class training_options {
     return text ? example::usage_count(name, *text, least, most) : otherwise;
   }
 
+  outer_arguments outer_;
   command_line asked_;
   std::string memory_;
   std::string schedule_;

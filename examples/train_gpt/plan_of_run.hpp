@@ -45,7 +45,8 @@ struct planned_run {
   run.shape = shape_of_rank(asked.shape, ranks);
   run.threads = std::max<std::size_t>(asked.threads / ranks, 1);
   run.records = plan_records(run.shape, asked.recompute, asked.activation_bits);
-  run.plan = {.ranks = static_cast<std::uint32_t>(ranks),
+  const outer_options& outer = asked.parallel.outer;
+  run.plan = {.ranks = asked.parallel.ranks_of_worker(),
               .zero = asked.parallel.stage,
               .gather_ahead = asked.parallel.gather_ahead,
               .sums_in_flight = asked.parallel.sums_in_flight,
@@ -54,7 +55,8 @@ struct planned_run {
                                                                  : llmmem::optimizer_time::after_backward,
               .save_every = asked.checkpoints.every,
               .wires = asked.parallel.wires,
-              .keeps_secondary = asked.parallel.keeps_secondary};
+              .keeps_secondary = asked.parallel.keeps_secondary,
+              .outer = {.local_steps = outer.local_steps, .workers = outer.workers, .wire = outer.wire}};
   if (asked.memory == memory_kind::tiered) {
     run.plan.tiers.push_back(asked.tiers.budget_mib * mib);
     if (asked.tiers.host_mib != 0) run.plan.tiers.push_back(asked.tiers.host_mib * mib);
@@ -78,19 +80,24 @@ struct planned_run {
 }
 
 /// The library's predictions for a rank's run, in the same terms as its measurements.
-/// @param steps  that this process trains.
+/// @param steps  that this process trains, the last ones of the run.
 [[nodiscard]] inline predicted_usage predict_usage(const planned_run& run, const command_line& asked,
                                                    std::uint32_t rank, std::uint64_t steps) {
   const llmmem::training_prediction of = run.of_rank(rank);
   const bool is_tiered = !of.tiers.empty();
   const bool is_alone = asked.parallel.ranks == 0;
+  const std::uint64_t rounds = asked.parallel.outer.rounds(asked.steps - steps, asked.steps);
+  // Gathered layers and rounds take turns.
+  const std::uint64_t turns = std::max(of.gathered.bytes, of.round_bytes);
+  const std::uint64_t most = rounds == 0 ? of.gathered.bytes : turns;
   predicted_usage all;
-  all.kept_state_bytes = of.kept.total();
-  all.peak_state_bytes = of.gathered.bytes + of.resident_state_bytes + of.residual_bytes + of.secondary_bytes;
+  all.kept_state_bytes = of.kept.total() + of.outer_bytes;
+  all.peak_state_bytes =
+      most + of.resident_state_bytes + of.residual_bytes + of.secondary_bytes + of.resident_outer_bytes;
   all.state_is_bound = of.gathered.is_bound;
   all.peak_record_bytes = of.records_bytes;
   // Without ranks, the measurements also count the workspace separately from the tiers.
-  all.peak_bytes = is_tiered && is_alone ? of.tiers.front().bytes : of.fast.bytes;
+  all.peak_bytes = is_tiered && is_alone ? of.tiers.front().bytes : of.fast.bytes - turns + most;
   all.peak_is_bound = of.fast.is_bound;
   all.tiers = static_cast<std::uint32_t>(of.tiers.size());
   for (std::size_t i = 0; i < of.tiers.size(); ++i)
@@ -98,13 +105,15 @@ struct planned_run {
   // Sharded weights are gathered for the evaluation and for the digest; others are refreshed when they are
   // drawn. Ranks exchange a number for each loss, and with checkpoints one for each step, one when they meet
   // in the folder and one when they resume.
-  const std::uint64_t once = run.plan.zero == llmmem::zero_stage::weights ? 2 : 1;
+  const std::uint64_t once = run.plan.zero == llmmem::zero_stage::weights ? asked.evaluate + 1 : 1;
   const bool saves = !asked.checkpoints.folder.empty();
-  const std::uint64_t numbers = steps + 1 + (saves ? steps + 1 + (asked.checkpoints.resumes ? 1U : 0U) : 0U);
-  // A guard merges the norm of each step's gradients.
+  const std::uint64_t numbers = steps + asked.evaluate + (run.plan.outer.workers > 1 ? 1U : 0U) +
+                                (saves ? steps + 1 + (asked.checkpoints.resumes ? 1U : 0U) : 0U);
+  const std::uint64_t others = std::max<std::uint64_t>(asked.parallel.ranks, 1) - 1;
+  // A guard merges the norm of each step's gradients, in its worker.
   const std::uint64_t norms = asked.guard.guards() ? steps * sizeof(llmmem::gradient_norm) : 0;
-  all.bytes_sent = steps * of.sent_per_step + once * of.sent_once +
-                   (numbers * sizeof(std::uint64_t) + norms) * (run.plan.ranks - 1U);
+  all.bytes_sent = steps * of.sent_per_step + rounds * of.sent_per_round + once * of.sent_once +
+                   numbers * sizeof(std::uint64_t) * others + norms * (run.plan.ranks - 1U);
   return all;
 }
 

@@ -73,7 +73,9 @@ class rank_voice_of final : public rank_voice {
 template <class Trainer>
 class shared_batch_trainer {
  public:
-  shared_batch_trainer(Trainer& trainer, rank_voice& ranks) noexcept : trainer_(&trainer), ranks_(&ranks) {}
+  /// @param workers  that train apart, each of as many ranks: the digest is then of the weights of all.
+  shared_batch_trainer(Trainer& trainer, rank_voice& ranks, std::uint32_t workers = 1) noexcept
+      : trainer_(&trainer), ranks_(&ranks), workers_(workers) {}
 
   [[nodiscard]] double step(const token_batch& batch, std::uint64_t number) {
     return mean(trainer_->step(share_of(batch), number));
@@ -82,7 +84,15 @@ class shared_batch_trainer {
     return mean(trainer_->evaluate(share_of(batch)));
   }
   /// A digest of all weights: every rank calls it, and gets the same.
-  [[nodiscard]] std::uint64_t digest() { return trainer_->digest(); }
+  [[nodiscard]] std::uint64_t digest() {
+    const std::uint64_t mine = trainer_->digest();
+    if (workers_ == 1) return mine;
+    const std::vector<std::uint64_t> all = ranks_->exchange(mine);
+    std::uint64_t sum = 0;
+    for (std::size_t first = 0; first < all.size(); first += all.size() / workers_)
+      sum = mixed(sum, all[first]);
+    return sum;
+  }
 
  private:
   [[nodiscard]] token_batch share_of(const token_batch& batch) const {
@@ -103,6 +113,7 @@ class shared_batch_trainer {
 
   Trainer* trainer_;
   rank_voice* ranks_;
+  std::uint32_t workers_;
 };
 
 /// The same over a transport.

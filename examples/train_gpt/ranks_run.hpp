@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -25,6 +26,7 @@
 #include "train_gpt/chunk_store.hpp"
 #include "train_gpt/command_line.hpp"
 #include "train_gpt/corpus.hpp"
+#include "train_gpt/outer_steps.hpp"
 #include "train_gpt/plan_of_run.hpp"
 #include "train_gpt/rank_voice.hpp"
 #include "train_gpt/run.hpp"
@@ -47,21 +49,34 @@ struct rank_outcome {
 /// @param kept       the space of gathered and summed data, and, in plain memory, of the state.
 /// @param workspace  the space of the model's workspace, and, in plain memory, of the activations.
 /// @param tiers      or null.
+/// @param worker     the ranks of this one's worker.
+/// @param chunks_in  of base weights and momentum, if there are outer steps.
 template <class Layers, llmmem::transport Ranks>
 [[nodiscard]] rank_outcome train_over(const command_line& asked, const planned_run& run, Ranks& ranks,
-                                      Layers& layers, chunk_store& records_in, worker_team& team,
+                                      llmmem::rank_group<Ranks>& worker, Layers& layers,
+                                      chunk_store& chunks_in, chunk_store& records_in, worker_team& team,
                                       llmmem::host_space& kept, llmmem::host_space& workspace,
                                       const run_tiers* tiers, const corpus& text, std::FILE* notes) {
   recorded_activations<float> recorded(records_in, run.records.forms,
                                        activation_codec(asked.activation_bits, to_index(ranks.rank())));
-  erased_state state(layers);
+  erased_state whole(layers);
   erased_activations activations(recorded);
   rank_voice_of voice(ranks);
+  rank_voice_of worker_voice(worker);
+  std::optional<outer_steps_over<Ranks>> outer;
+  std::optional<joined_state> joined;
+  if (asked.parallel.outer.joins()) {
+    outer.emplace(ranks, chunks_in, kept, run.shape, whole, asked.parallel.outer);
+    joined.emplace(whole, *outer);
+  }
+  any_state<float>& state = joined ? static_cast<any_state<float>&>(*joined) : whole;
+  // With the messages of outer steps.
+  const auto kept_peak = [&] { return std::max(kept.stats().peak, outer ? outer->peak_bytes() : 0); };
   const auto memory = [&] {
     memory_report report;
     if (tiers != nullptr) report = tiers->report(asked.steps);
     const std::uint64_t used = kept.stats().used + workspace.stats().used;
-    const std::uint64_t peak = kept.stats().peak + workspace.stats().peak;
+    const std::uint64_t peak = kept_peak() + workspace.stats().peak;
     if (tiers == nullptr) {
       report.tiers.push_back({"rank 0", used, peak});
     } else {
@@ -71,11 +86,11 @@ template <class Layers, llmmem::transport Ranks>
     return report;
   };
   rank_outcome outcome;
-  outcome.result =
-      train_with(asked, run.shape, team, workspace, state, activations, text, memory, voice, notes);
+  outcome.result = train_with(asked, run.shape, team, workspace, state, activations, text, memory, voice,
+                              worker_voice, outer ? &*outer : nullptr, notes);
   rank_usage& usage = outcome.usage;
-  usage.kept_state_bytes = layers.kept_bytes();
-  usage.peak_state_bytes = kept.stats().peak;
+  usage.kept_state_bytes = layers.kept_bytes() + (outer ? outer->kept_bytes() : 0);
+  usage.peak_state_bytes = kept_peak();
   usage.peak_bytes = outcome.result.memory.tiers.front().peak_bytes;
   usage.peak_record_bytes = recorded.stats().peak_bytes;
   usage.rebuilds = recorded.stats().rebuilds;
@@ -93,6 +108,16 @@ template <class Layers, llmmem::transport Ranks>
   return outcome;
 }
 
+/// The ranks of a rank's worker.
+template <llmmem::transport Ranks>
+[[nodiscard]] llmmem::rank_group<Ranks> worker_of(Ranks& ranks, const parallel_options& asked) {
+  std::vector<llmmem::rank_id> members;
+  const std::uint32_t first = asked.worker_of(to_index(ranks.rank())) * asked.ranks_of_worker();
+  for (std::uint32_t i = 0; i < asked.ranks_of_worker(); ++i)
+    members.push_back(llmmem::rank_id{first + i});
+  return {ranks, members};
+}
+
 template <llmmem::transport Ranks>
 [[nodiscard]] rank_outcome train_as_rank(const command_line& asked, std::uint64_t budget, Ranks& ranks,
                                          const corpus& text, std::FILE* notes) {
@@ -103,23 +128,28 @@ template <llmmem::transport Ranks>
                      .wires = asked.parallel.wires,
                      .keeps_secondary = asked.parallel.keeps_secondary,
                      .sums_in_flight = asked.parallel.sums_in_flight};
+  using worker_ranks = llmmem::rank_group<Ranks>;
+  worker_ranks worker = worker_of(ranks, asked.parallel);
   worker_team team(run.threads);
   space kept({.budget = budget, .name = "state"});
   space workspace({.budget = budget, .name = "host"});
   if (asked.memory == memory_kind::plain) {
-    sharded_layers<float, space, Ranks> layers(kept, run.shape, ranks, how);
+    sharded_layers<float, space, worker_ranks> layers(kept, run.shape, worker, how);
     llmmem::memory_chunks<space> memory(workspace);
     erased_chunks<llmmem::memory_chunks<space>> records(memory);
-    return train_over(asked, run, ranks, layers, records, team, kept, workspace, nullptr, text, notes);
+    llmmem::memory_chunks<space> outer_memory(kept);
+    erased_chunks<llmmem::memory_chunks<space>> outer(outer_memory);
+    return train_over(asked, run, ranks, worker, layers, outer, records, team, kept, workspace, nullptr, text,
+                      notes);
   }
   const llmmem::training_prediction predicted = run.of_rank(to_index(ranks.rank()));
   tier_spaces spaces(asked.tiers, predicted.tiers.back().bytes);
   const auto tiers = open_tiers(spaces, asked.tiers.schedule, predicted.largest_lease_bytes);
   const progress_beside_computing beside(team, tiers->chunks());
-  sharded_layers<float, space, Ranks, llmmem::leased_pieces<chunk_store>> layers(kept, tiers->chunks(),
-                                                                                 run.shape, ranks, how);
-  return train_over(asked, run, ranks, layers, tiers->chunks(), team, kept, workspace, tiers.get(), text,
-                    notes);
+  sharded_layers<float, space, worker_ranks, llmmem::leased_pieces<chunk_store>> layers(
+      kept, tiers->chunks(), run.shape, worker, how);
+  return train_over(asked, run, ranks, worker, layers, tiers->chunks(), tiers->chunks(), team, kept,
+                    workspace, tiers.get(), text, notes);
 }
 
 }  // namespace detail

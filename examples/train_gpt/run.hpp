@@ -96,17 +96,19 @@ struct no_checkpoints {
   [[nodiscard]] std::string finish() { return {}; }
 };
 
-/// Trains for `steps` steps, then evaluates the batch that would be next.
+/// Trains for `steps` steps, then evaluates the batches that would be next.
 ///
 /// @param trainer  initialised; see `trainer`.
 /// @param memory   called without arguments, returns a `memory_report`.
 /// @param show     called with a `run_progress` after every loss.
 /// @param before   losses of earlier steps; the trainer has the state after them.
 /// @param checkpoints  called after every step.
+/// @param evaluated    batches of the last loss, at least 1.
 template <class Trainer, class Memory, class Show, class Checkpoints>
 [[nodiscard]] run_result run_training(Trainer& trainer, const corpus& text, const gpt_shape& shape,
                                       std::uint64_t steps, std::uint64_t seed, Memory memory, Show show,
-                                      std::vector<double> before, Checkpoints& checkpoints) {
+                                      std::vector<double> before, Checkpoints& checkpoints,
+                                      std::uint64_t evaluated = 1) {
   using clock = std::chrono::steady_clock;
   run_result result;
   result.losses = std::move(before);
@@ -126,7 +128,10 @@ template <class Trainer, class Memory, class Show, class Checkpoints>
       result.tokens_per_second = static_cast<double>((step + 1 - first) * shape.tokens()) / training.count();
       checkpoints.after_step(step + 1, result.losses, took.count());
     } else {
-      result.losses.push_back(trainer.evaluate(batch));
+      double sum = trainer.evaluate(batch);
+      for (std::uint64_t more = 1; more < evaluated; ++more)
+        sum += trainer.evaluate(text.batch(shape, seed, steps + more));
+      result.losses.push_back(sum / static_cast<double>(evaluated));
     }
     result.memory = memory();
     show(run_progress{step, result.losses.back(), result.tokens_per_second, result.memory});

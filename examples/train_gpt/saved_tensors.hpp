@@ -22,8 +22,10 @@
 namespace train_gpt {
 
 /// Weights with the names of GPT-2's checkpoints, in `model.safetensors`; the optimizer's moments or factors
-/// in `optimizer.safetensors`. For a sharded store, the parts that this process saves, and those that it
-/// holds; a checkpoint does not depend on which process saved which part.
+/// in `optimizer.safetensors`. Of workers that train apart, all but the first have their number before their
+/// names; base weights and their momentum are in `outer.safetensors`, once. For a sharded store, the parts
+/// that this process saves, and those that it holds; a checkpoint does not depend on which process saved
+/// which part.
 struct saved_tensors {
   struct place {
     layer_id layer{};
@@ -35,15 +37,20 @@ struct saved_tensors {
   std::vector<llmmem::wanted_tensor> wanted{};  ///< the parts to load
   std::vector<place> wanted_places{};           ///< of each
 
-  saved_tensors(const gpt_shape& shape, const any_state<float>& store) {
+  /// @param worker  of several, that this process is of.
+  /// @param joins   with outer steps, whose state the store then has.
+  saved_tensors(const gpt_shape& shape, const any_state<float>& store, std::uint32_t worker = 0,
+                bool joins = false)
+      : worker_(worker) {
     std::vector<state_kind> kinds = optimizer_kinds(shape);
     kinds.insert(kinds.begin(), state_kind::weights);
+    if (joins) kinds.insert(kinds.end(), {state_kind::base, state_kind::base_momentum});
     for (const state_kind kind : kinds) {
       for (std::size_t i = 0; i < shape.layers(); ++i) {
         const layer_id layer = shape.layer(i);
         const element_range held = store.held(layer, kind);
         for (const tensor_place& each : state_layout(shape, layer, kind).tensors) {
-          add(each, layer, kind, store.saved(layer, kind), held);
+          if (worker == 0 || !is_outer(kind)) add(each, layer, kind, store.saved(layer, kind), held);
           want(each, layer, kind, held);
         }
       }
@@ -69,11 +76,21 @@ struct saved_tensors {
     if (tensor.rows != 1) sizes.insert(sizes.begin(), tensor.rows);
     return sizes;
   }
-  [[nodiscard]] static std::string name_of(const tensor_place& tensor, state_kind kind) {
-    return (kind == state_kind::weights    ? ""
-            : kind == state_kind::mean     ? "mean."
-            : kind == state_kind::variance ? "variance."
-                                           : "factors.") +
+  [[nodiscard]] static bool is_outer(state_kind kind) noexcept {
+    return kind == state_kind::base || kind == state_kind::base_momentum;
+  }
+  [[nodiscard]] static const char* group_of(state_kind kind) noexcept {
+    return kind == state_kind::weights ? "model" : is_outer(kind) ? "outer" : "optimizer";
+  }
+  [[nodiscard]] std::string name_of(const tensor_place& tensor, state_kind kind) const {
+    const std::string whose = worker_ == 0 || is_outer(kind) ? "" : "worker" + std::to_string(worker_) + ".";
+    return whose +
+           (kind == state_kind::weights         ? ""
+            : kind == state_kind::mean          ? "mean."
+            : kind == state_kind::variance      ? "variance."
+            : kind == state_kind::base          ? "base."
+            : kind == state_kind::base_momentum ? "momentum."
+                                                : "factors.") +
            tensor.name;
   }
   void add(const tensor_place& tensor, layer_id layer, state_kind kind, const element_range& saved,
@@ -83,7 +100,7 @@ struct saved_tensors {
     llmmem::state_tensor described{.name = name_of(tensor, kind),
                                    .type = llmmem::safetensors_type::f32,
                                    .shape = sizes_of(tensor),
-                                   .group = kind == state_kind::weights ? "model" : "optimizer",
+                                   .group = group_of(kind),
                                    .part = {}};
     if (range.count != tensor.rows * tensor.columns) described.part = part_of(tensor, range);
     tensors.push_back(std::move(described));
@@ -99,6 +116,7 @@ struct saved_tensors {
     wanted_places.push_back({layer, kind, range.first - held.first});
   }
 
+  std::uint32_t worker_;
   std::uint64_t bytes_ = 0;
 };
 

@@ -375,6 +375,8 @@ class sharded_layers {
       case state_kind::variance:
         return *variance_;
       case state_kind::factors:
+      case state_kind::base:  // not kept here
+      case state_kind::base_momentum:
         break;
     }
     return *factors_;

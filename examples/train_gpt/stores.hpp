@@ -19,8 +19,9 @@ namespace train_gpt {
 
 /// The kinds of state of every layer. They have the layout that `state_layout` gives: that of the parameters,
 /// except for `factors`, and for Muon's variances. An optimizer with one moment has no variance; Adafactor
-/// has factors and no moments.
-enum class state_kind : std::uint8_t { weights, gradients, mean, variance, factors };
+/// has factors and no moments. The last two are those of outer steps (`outer_steps`), of which checkpoints
+/// read and write what the process's optimizer updates.
+enum class state_kind : std::uint8_t { weights, gradients, mean, variance, factors, base, base_momentum };
 
 /// The optimizer's kinds, in order.
 [[nodiscard]] inline std::vector<state_kind> optimizer_kinds(const gpt_shape& shape) {

@@ -29,7 +29,6 @@
 #include "train_gpt/chunk_store.hpp"
 #include "train_gpt/command_line.hpp"
 #include "train_gpt/gpt.hpp"
-#include "train_gpt/rank_voice.hpp"
 #include "train_gpt/recomputation.hpp"
 #include "train_gpt/run.hpp"
 #include "train_gpt/tier_places.hpp"
@@ -195,10 +194,9 @@ template <class Buffer>
   const progress_beside_computing beside(team, pieces);
   erased_state held(state);
   erased_activations records(activations);
-  rank_voice alone;
   return train_with(
-      asked, asked.shape, team, workspace, held, records, text,
-      [&] { return report_of(buffer, pieces.schedule(), asked.steps, names); }, alone, notes);
+      asked, team, workspace, held, records, text,
+      [&] { return report_of(buffer, pieces.schedule(), asked.steps, names); }, notes);
 }
 
 /// Everything is kept, so the calls of a step are known before the first.
@@ -232,10 +230,8 @@ template <class Buffer>
   const progress_beside_computing beside(team, tiers->chunks());
   erased_state held(state);
   erased_activations kept(activations);
-  rank_voice alone;
   return train_with(
-      asked, asked.shape, team, workspace, held, kept, text, [&] { return tiers->report(asked.steps); },
-      alone, notes);
+      asked, team, workspace, held, kept, text, [&] { return tiers->report(asked.steps); }, notes);
 }
 
 }  // namespace detail

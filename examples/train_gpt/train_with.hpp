@@ -18,6 +18,7 @@
 #include "train_gpt/command_line.hpp"
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/gpt.hpp"
+#include "train_gpt/outer_steps.hpp"
 #include "train_gpt/rank_voice.hpp"
 #include "train_gpt/run.hpp"
 #include "train_gpt/step_guard.hpp"
@@ -50,11 +51,14 @@ class progress_lines {
 
 /// Trains with the given stores, as one of several ranks or alone. `memory` reports their usage.
 /// @param shape  of this rank's computation.
+/// @param worker the ranks that share each step's batch.
+/// @param outer  or null, if this worker is the only one.
 template <class Memory>
 [[nodiscard]] run_result train_with(const command_line& asked, const gpt_shape& shape, worker_team& team,
                                     llmmem::host_space& workspace, any_state<float>& state,
                                     any_activations<float>& activations, const corpus& text, Memory memory,
-                                    rank_voice& ranks, std::FILE* notes) {
+                                    rank_voice& ranks, rank_voice& worker, outer_steps* outer,
+                                    std::FILE* notes) {
   gpt<float, llmmem::host_space> model(shape, team, workspace);
   const progress_lines lines(notes, "train_gpt", asked.steps);
   const auto show = [&](const run_progress& now) {
@@ -66,15 +70,17 @@ template <class Memory>
       shape.optimizer == llmmem::optimizer_form::sgd || shape.optimizer == llmmem::optimizer_form::adafactor;
   if (is_large) options.rate = 0.05;
   std::optional<step_guard> guard;
-  if (asked.guard.guards()) guard.emplace(asked.guard, ranks);
+  if (asked.guard.guards()) guard.emplace(asked.guard, worker);
   const auto train = [&](any_state<float>& store, auto& checkpoints, auto before) {
     trainer<any_state<float>, any_activations<float>, llmmem::host_space> inner(
         model, team, store, activations, options, asked.update);
     inner.initialise(asked.seed);
     if (guard) inner.guard_steps(*guard);
-    shared_batch_trainer training(inner, ranks);
+    if (outer != nullptr) outer->begin();
+    joining_trainer joining(inner, store, outer);
+    shared_batch_trainer training(joining, ranks, asked.parallel.outer.workers);
     run_result result = run_training(training, text, asked.shape, asked.steps, asked.seed, memory, show,
-                                     before(), checkpoints);
+                                     before(), checkpoints, asked.evaluate);
     if (guard) {
       result.skipped_steps = guard->skipped();
       result.loss_scale = guard->scale();
@@ -97,6 +103,17 @@ template <class Memory>
   run_checkpoints<false> checkpoints(asked, run_identity(asked, text), state, ranks, notes,
                                      guard ? &*guard : nullptr);
   return saving(checkpoints);
+}
+
+/// As above, alone.
+template <class Memory>
+[[nodiscard]] run_result train_with(const command_line& asked, worker_team& team,
+                                    llmmem::host_space& workspace, any_state<float>& state,
+                                    any_activations<float>& activations, const corpus& text, Memory memory,
+                                    std::FILE* notes) {
+  rank_voice alone;
+  return train_with(asked, asked.shape, team, workspace, state, activations, text, memory, alone, alone,
+                    nullptr, notes);
 }
 
 }  // namespace train_gpt

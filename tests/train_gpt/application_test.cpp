@@ -194,6 +194,26 @@ TEST_CASE("each wrong option has its own error, with valid values") {
         "train_gpt: --recompute promises the figures of the run without it, and --activation-bits would have "
         "it compute from rounded activations; leave one of the two out" +
             hint);
+  CHECK(wrong({"--local-steps", "4"}) ==
+        "train_gpt: --local-steps is of workers that train apart; add --workers N (with 1, the one worker "
+        "takes "
+        "outer steps by itself)" +
+            hint);
+  CHECK(
+      wrong({"--workers", "4"}) ==
+      "train_gpt: --workers and --outer, with its rate, momentum and wire, are of workers that train apart; "
+      "add --local-steps N" +
+          hint);
+  CHECK(wrong({"--workers", "3", "--local-steps", "4"}) ==
+        "train_gpt: 3 ranks of all --workers do not divide --batch 4; --batch 6 would do" + hint);
+  CHECK(wrong({"--workers", "33", "--ranks", "2", "--local-steps", "4"}) ==
+        "train_gpt: 33 --workers of 2 --ranks are 66 ranks; there may be 64" + hint);
+  CHECK(wrong({"--workers", "2", "--local-steps", "4", "--outer", "adam"}) ==
+        "train_gpt: --outer: 'adam' is unknown; there are nesterov and sgd" + hint);
+  CHECK(wrong({"--workers", "2", "--local-steps", "4", "--outer-rate", "nan"}) ==
+        "train_gpt: --outer-rate \"nan\": must be a number from 0.000001 to 100" + hint);
+  CHECK(wrong({"--workers", "2", "--local-steps", "4", "--outer-momentum", "1"}) ==
+        "train_gpt: --outer-momentum \"1\": must be a number from 0 to 0.999999" + hint);
   CHECK(wrong({"--wdith", "100"}).find("--wdith") != std::string::npos);
   const std::string large =
       wrong({"--layers", "1024", "--width", "16384", "--context", "8192", "--batch", "4096"});

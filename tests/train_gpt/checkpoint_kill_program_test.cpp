@@ -230,27 +230,23 @@ TEST_CASE(
   CHECK(killed > 0);
 }
 
-TEST_CASE(
-    "ranks with tiers and recomputation, killed at any moment, continue with other settings to the same "
-    "bits") {
-  // Threads and processes; what each run keeps, and where, is drawn.
-  const std::vector<std::vector<std::string>> settings{
-      {"--parallel", "zero3", "--memory", "tiered", "--budget-mib", "1", "--recompute", "full"},
-      {"--parallel", "zero3", "--gather-ahead", "1", "--recompute", "selective"},
-      {"--parallel", "zero1", "--transport", "socket"},
-      {"--parallel", "zero2", "--memory", "tiered", "--budget-mib", "1", "--transport", "socket"},
-      {"--parallel", "data"}};
-  const nlohmann::json uninterrupted = uninterrupted_run(run_of({"--ranks", "2"}));
+namespace {
+
+/// Kills a run on ranks again and again, each time with settings that are drawn, until one comes through.
+void survive_on_ranks(const std::vector<std::string>& ranks,
+                      const std::vector<std::vector<std::string>>& settings, std::uint64_t least_seeds,
+                      std::uint64_t kills) {
+  const nlohmann::json uninterrupted = uninterrupted_run(run_of(ranks));
   std::uint64_t killed = 0;
-  for (const auto seed : seeds(2)) {
+  for (const auto seed : seeds(least_seeds)) {
     CAPTURE(seed);
     const temporary_folder folder;
     random_numbers random(seed);
     std::uint64_t acknowledged = 0;
-    constexpr std::uint64_t kills = 5;
     for (std::uint64_t i = 0; i <= kills; ++i) {
-      auto arguments = run_of({"--ranks", "2", "--checkpoint-dir", folder.file("checkpoints"),
-                               "--checkpoint-every", "1", "--resume"});
+      auto arguments = run_of(ranks);
+      arguments.insert(arguments.end(), {"--checkpoint-dir", folder.file("checkpoints"), "--checkpoint-every",
+                                         "1", "--resume"});
       const auto& drawn = settings[random.below(static_cast<std::uint32_t>(settings.size()))];
       arguments.insert(arguments.end(), drawn.begin(), drawn.end());
       const auto ended =
@@ -259,13 +255,37 @@ TEST_CASE(
       ended.check_resumed(acknowledged);
       acknowledged = std::max(acknowledged, ended.notes.committed);
       killed += ended.end.signal == SIGKILL ? 1 : 0;
-      if (i == kills) {
-        REQUIRE(ended.end.status == 0);
-        check_result(folder, uninterrupted);
-      }
+      if (i != kills) continue;
+      REQUIRE(ended.end.status == 0);
+      check_result(folder, uninterrupted);
     }
   }
   CHECK(killed > 0);
+}
+
+}  // namespace
+
+TEST_CASE(
+    "ranks with tiers and recomputation, killed at any moment, continue with other settings to the same "
+    "bits") {
+  // Threads and processes; what each run keeps, and where, is drawn.
+  survive_on_ranks(
+      {"--ranks", "2"},
+      {{"--parallel", "zero3", "--memory", "tiered", "--budget-mib", "1", "--recompute", "full"},
+       {"--parallel", "zero3", "--gather-ahead", "1", "--recompute", "selective"},
+       {"--parallel", "zero1", "--transport", "socket"},
+       {"--parallel", "zero2", "--memory", "tiered", "--budget-mib", "1", "--transport", "socket"},
+       {"--parallel", "data"}},
+      2, 5);
+}
+
+TEST_CASE("workers that train apart, killed at any moment of their rounds, continue to the same bits") {
+  survive_on_ranks(
+      {"--workers", "2", "--ranks", "2", "--batch", "4", "--local-steps", "7"},
+      {{"--parallel", "data"},
+       {"--parallel", "zero1", "--transport", "socket"},
+       {"--parallel", "zero3", "--memory", "tiered", "--budget-mib", "1", "--schedule", "on_demand"}},
+      1, 6);
 }
 
 TEST_CASE("a killed run whose local checkpoints are lost or damaged resumes from the last copied one") {

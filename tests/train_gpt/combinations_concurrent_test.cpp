@@ -56,17 +56,28 @@ const std::vector<feature>& features() {
       {"clip", {{}, {"--clip-norm", "0.25"}}},
       {"scale", {{}, {"--loss-scale", "1024", "--loss-scale-interval", "1"}}},
       {"sums", {{}, {"--sums-in-flight", "1"}, {"--sums-in-flight", "3"}}},
+      {"apart",
+       {{},
+        {"--workers", "3", "--local-steps", "1", "--outer", "sgd"},
+        {"--workers", "2", "--local-steps", "2"}}},
   };
   return all;
 }
-constexpr std::size_t parallel = 0, gather_ahead = 3, save = 5, ranks = 6, optimizer = 7, wire = 8, clip = 9;
+constexpr std::size_t parallel = 0, gather_ahead = 3, save = 5, ranks = 6, optimizer = 7, wire = 8, clip = 9,
+                      apart = 12;
 
 /// Which value of each feature.
 using combination = std::vector<std::size_t>;
 
-/// Gathers ahead are of weights in shards: the one pair that is refused.
+/// Gathers ahead are of weights in shards, and all ranks must divide the batch of 6.
+bool is_refused(std::size_t a, std::size_t value_of_a, std::size_t b, std::size_t value_of_b) {
+  if (a == parallel && b == gather_ahead) return value_of_b != 0 && value_of_a != 3;
+  if (a != ranks || b != apart) return false;
+  return (value_of_a == 2 && value_of_b == 1) || (value_of_a == 0 && value_of_b == 2);
+}
 bool is_allowed(const combination& of) {
-  return of[gather_ahead] == 0 || of[parallel] == 3;
+  return !is_refused(parallel, of[parallel], gather_ahead, of[gather_ahead]) &&
+         !is_refused(ranks, of[ranks], apart, of[apart]);
 }
 
 arguments arguments_of(const combination& of, const std::string& folder) {
@@ -127,21 +138,22 @@ void check_predicted(const nlohmann::json& measured) {
   }
 }
 
-/// The losses and the digest of as many ranks, with the same optimizer and clipping, that keep everything in
-/// plain memory. A loss scale that is a power of two changes no bits. A wire that loses something has the
-/// bits of its own sums: with plain data parallelism their owners' sums are rounded too, and with sharded
-/// weights these are.
+/// The losses and the digest of as many ranks and workers, with the same optimizer and clipping, that keep
+/// everything in plain memory. A loss scale that is a power of two changes no bits. A wire that loses
+/// something has the bits of its own sums: with plain data parallelism their owners' sums are rounded too,
+/// and with sharded weights these are.
 const nlohmann::json& plain(const combination& of) {
   static std::map<std::vector<std::size_t>, nlohmann::json> known;
   const bool is_lossy = of[wire] != 0 && features()[ranks].values[of[ranks]].back() != "1";
   const std::size_t kind = !is_lossy ? 0 : of[parallel] == 0 ? 1 : of[parallel] == 3 ? 3 : 2;
-  const std::vector key{of[ranks], of[optimizer], is_lossy ? of[wire] : 0, kind, of[clip]};
+  const std::vector key{of[ranks], of[optimizer], is_lossy ? of[wire] : 0, kind, of[clip], of[apart]};
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
   arguments all = features()[ranks].values[of[ranks]];
   const auto add = [&](const arguments& more) { all.insert(all.end(), more.begin(), more.end()); };
   add(features()[optimizer].values[of[optimizer]]);
   add(features()[clip].values[of[clip]]);
+  add(features()[apart].values[of[apart]]);
   if (is_lossy) {
     add(features()[wire].values[of[wire]]);
     if (kind > 1) add({"--parallel", kind == 2 ? "zero1" : "zero3"});
@@ -167,8 +179,7 @@ TEST_CASE("every pair of settings trains to the same digest, and takes the predi
     for (std::size_t b = a + 1; b < features().size(); ++b) {
       for (std::size_t va = 0; va < features()[a].values.size(); ++va) {
         for (std::size_t vb = 0; vb < features()[b].values.size(); ++vb) {
-          const bool is_refused = a == parallel && b == gather_ahead && vb != 0 && va != 3;
-          if (!is_refused) missing.push_back({{a, va}, {b, vb}});
+          if (!is_refused(a, va, b, vb)) missing.push_back({{a, va}, {b, vb}});
         }
       }
     }
@@ -320,6 +331,77 @@ TEST_CASE("runs with other optimizers resume from their checkpoints to the same 
     CHECK(other.status == exit_status::wrong_usage);
     CHECK(other.notes.find("optimizer " + optimizer) != other.notes.npos);
   }
+}
+
+TEST_CASE(
+    "workers that train apart resume in their second round and before it, with other settings, to the same "
+    "bits") {
+  const auto with = [](const std::string& of_worker, const arguments& more, std::uint64_t steps) {
+    arguments all{"--workers", "2", "--local-steps", "3", "--ranks", of_worker, "--batch", "4"};
+    all.insert(all.end(), more.begin(), more.end());
+    const nlohmann::json json = json_of(all, steps);
+    for (const nlohmann::json& each : json["ranks"])
+      check_predicted(each);
+    return json;
+  };
+  const std::vector<arguments> settings{{"--optimizer", "muon"},
+                                        {"--parallel", "zero1"},
+                                        {"--parallel", "zero3", "--memory", "tiered", "--budget-mib", "1",
+                                         "--schedule", "on_demand", "--loss-scale", "64"}};
+  for (const arguments& before : settings) {
+    const std::string of_worker = before == settings.front() ? "1" : "2";
+    const arguments& after = before == settings.front() ? before
+                             : before == settings[1]    ? settings[2]
+                                                        : settings[1];
+    const nlohmann::json uninterrupted = with(of_worker, before, 6);
+    for (const std::uint64_t first : {3U, 4U}) {
+      CAPTURE(first);
+      const temporary_folder folder;
+      const arguments saved{"--checkpoint-dir", folder.file("saved"), "--resume"};
+      const auto joined = [&](arguments all) {
+        all.insert(all.end(), saved.begin(), saved.end());
+        return all;
+      };
+      static_cast<void>(with(of_worker, joined(before), first));
+      const nlohmann::json json = with(of_worker, joined(after), 6);
+      CHECK(json["digest"] == uninterrupted["digest"]);
+      CHECK(json["losses"] == uninterrupted["losses"]);
+    }
+  }
+  const temporary_folder folder;
+  const arguments saved{"--checkpoint-dir", folder.file("saved"), "--checkpoint-every", "1", "--resume"};
+  static_cast<void>(with("1", saved, 1));
+  for (const arguments& other :
+       std::vector<arguments>{{"--local-steps", "4"}, {"--outer", "sgd"}, {"--workers", "4"}}) {
+    arguments all{"--workers", "2", "--local-steps", "3", "--batch", "4"};
+    all.insert(all.end(), saved.begin(), saved.end());
+    all.insert(all.end(), other.begin(), other.end());
+    const outcome refused = run(all, 2);
+    CAPTURE(refused.notes);
+    CHECK(refused.status == exit_status::wrong_usage);
+    CHECK(refused.notes.find("workers 2 local-steps 3 outer nesterov rate 0.7 momentum 0.9") !=
+          refused.notes.npos);
+  }
+}
+
+TEST_CASE("a round's messages are paid once in its steps, and its wire makes them smaller") {
+  const auto with = [](const arguments& more) {
+    arguments all{"--workers", "4", "--batch", "4"};
+    all.insert(all.end(), more.begin(), more.end());
+    const nlohmann::json json = json_of(all, 8);
+    for (const nlohmann::json& each : json["ranks"])
+      check_predicted(each);
+    // Each loss, and the digest: 8 bytes to each other rank.
+    return json["ranks"][0]["bytes_sent"].get<std::uint64_t>() - 8 * 10 * 3;
+  };
+  const std::uint64_t each = with({"--local-steps", "1"});
+  CHECK(with({"--local-steps", "4"}) * 4 == each);
+  CHECK(with({"--local-steps", "8"}) * 8 == each);
+  CHECK(with({"--local-steps", "9"}) == 0);
+  const std::uint64_t one = with({"--local-steps", "8"});
+  CHECK(with({"--local-steps", "8", "--outer-wire", "bf16"}) * 2 == one);
+  CHECK(with({"--local-steps", "8", "--outer-wire", "int8"}) * 100 < 27 * one);
+  CHECK(with({"--local-steps", "8", "--outer-wire", "int4"}) * 100 < 15 * one);
 }
 
 TEST_CASE("muon has one digest in memory and tiers, and its ranks share out the matrices of each layer") {

@@ -64,6 +64,63 @@ TEST_SUITE("training_plan") {
     }
   }
 
+  TEST_CASE("outer steps keep 8 bytes for each updated element, and their messages are paid once a round") {
+    const training_shape shape = four_layers();
+    constexpr std::uint64_t p = 300;
+    for (const zero_stage stage : {zero_stage::none, zero_stage::optimizer, zero_stage::weights}) {
+      CAPTURE(static_cast<int>(stage));
+      for (const std::uint64_t budget : {0ULL, 1ULL << 20}) {
+        training_plan plan{.ranks = 2, .zero = stage};
+        if (budget != 0) plan.tiers = {budget};
+        std::uint64_t outer = 0;
+        std::uint64_t sent = 0;
+        std::uint64_t saved = 0;
+        for (std::uint32_t rank = 0; rank < 6; ++rank) {
+          const auto without = predict(plan, shape, rank_id{rank % 2});
+          training_plan apart = plan;
+          apart.outer = {.local_steps = 16, .workers = 3};
+          const auto of = predict(apart, shape, rank_id{rank}, {}, {.bytes_per_second = 1000});
+          CHECK(of.kept == without.kept);
+          CHECK(of.sent_per_step == without.sent_per_step);
+          CHECK(of.resident_outer_bytes == (budget == 0 ? of.outer_bytes : 0));
+          const std::uint64_t round = std::max(of.gathered.bytes, of.round_bytes);
+          CHECK(of.fast.bytes ==
+                without.fast.bytes - without.gathered.bytes + of.resident_outer_bytes + round);
+          // Three layers' changes of up to 100 elements; messages of half of them, in three parts.
+          CHECK(of.round_bytes > (budget == 0 ? 4 * 100 / 2 : 0));
+          if (budget != 0) CHECK(of.tiers.back().bytes > without.tiers.back().bytes + of.outer_bytes);
+          CHECK(of.stall_ns ==
+                (of.sent_per_step + of.sent_per_round / 16) * 1'000'000 - (of.step_ns - of.stall_ns));
+          outer += of.outer_bytes;
+          sent += of.sent_per_round;
+          saved += of.saved_bytes;
+        }
+        const std::uint64_t copies = stage == zero_stage::none ? 2 : 1;  // in each worker
+        CHECK(outer == 3 * copies * 8 * p);
+        // Each of three workers sends two thirds twice, and stage 1 then refreshes its other rank's weights.
+        CHECK(sent == copies * 2 * 2 * 4 * p + (stage == zero_stage::optimizer ? 3 * 4 * p : 0));
+        CHECK(saved == 3 * 3 * 4 * p + copies * 8 * p);  // base weights and momentum once
+      }
+    }
+    training_shape halves = shape;
+    halves.value_bytes = 2;
+    CHECK_THROWS_WITH_AS(predict({.outer = {.local_steps = 1, .workers = 0}}, shape, rank_id{0}),
+                         "training_plan: outer steps of 0 workers", argument_error);
+    CHECK_THROWS_WITH_AS(predict({.outer = {.workers = 2}}, shape, rank_id{0}),
+                         "training_plan: 2 workers that never join their weights; give outer.local_steps",
+                         argument_error);
+    CHECK_THROWS_WITH_AS(predict({.outer = {.local_steps = 1}}, halves, rank_id{0}),
+                         "training_plan: outer steps of values of 2 bytes; they change floats only",
+                         argument_error);
+    CHECK_THROWS_WITH_AS(predict({.ranks = 2, .outer = {.local_steps = 1, .workers = 3}}, shape, rank_id{6}),
+                         "training_plan: rank 6 of 6", argument_error);
+    // Weights, base weights, momentum and the change: pages of 4096 bytes.
+    CHECK_THROWS_WITH_AS(
+        predict({.tiers = {4 * 4096 - 1}, .optimizer = optimizer_form::sgd, .outer = {.local_steps = 1}},
+                shape, rank_id{0}),
+        "training_plan: a first tier of 16383 bytes; an outer step leases 16384 at once", argument_error);
+  }
+
   TEST_CASE(
       "the optimizer's form determines the bytes of its state, in plain memory, in tiers and in "
       "checkpoints") {

@@ -218,5 +218,31 @@ result<void> wired_sum<W>::run(T& ranks, Ends& ends, std::span<std::byte> scratc
   return {};
 }
 
+/// Returns the bytes of `collective_call::scratch` that an `all_reduce` of floats over a wire takes: 0 with
+/// one rank.
+/// @par Complexity      O(world).
+/// @par Thread safety   pure.
+template <wire_codec W>
+[[nodiscard]] std::uint64_t all_reduce_scratch_bytes(std::uint64_t elements, rank_count world, const W& wire,
+                                                     std::uint32_t segment_bytes) {
+  if (to_number(world) == 1) return 0;
+  const std::vector<std::uint64_t> blocks = even_blocks(elements, world);
+  std::uint64_t gathered = 0;
+  for (std::size_t i = 0; i + 1 < blocks.size(); ++i)
+    gathered += wire.bytes(blocks[i + 1] - blocks[i]);
+  const wired_sum<W> sum(blocks, hop_wires<W>{wire, wire}, 0, segment_bytes);
+  return std::max(gathered, sum.scratch_bytes());
+}
+
+/// Returns the bytes that `rank` sends in it: to each other rank its block, and the rank's own sum.
+/// Otherwise as `all_reduce_scratch_bytes`. @pre rank < world
+template <wire_codec W>
+[[nodiscard]] std::uint64_t all_reduce_sent_bytes(std::uint64_t elements, rank_count world, const W& wire,
+                                                  rank_id rank) {
+  const std::vector<std::uint64_t> blocks = even_blocks(elements, world);
+  const std::uint32_t node = to_number(world);
+  return reduce_traffic(blocks, wire, node, rank).total() + gather_traffic(blocks, wire, node, rank).total();
+}
+
 }  // namespace v0
 }  // namespace llmmem

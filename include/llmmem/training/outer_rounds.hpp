@@ -54,7 +54,7 @@ inline namespace v0 {
 /// - **Sharded weights**: a fragment is this rank's part, and `workers` is the `rank_group` of the ranks that
 ///   have the same part.
 /// - **Saved**: `save` and `restore`. In a round, `save` has what was before it. The rest of a worker's state
-///   is its own.
+///   is its own. A checkpointer that copies chunks reads those of `base` and `momentum`.
 /// - **A worker that joins**: `restore` with the base weights and the momentum of another worker.
 /// - **Devices**: all of this is on the host. The caller copies weights from the device for `take`, and back
 ///   after `apply`. Base weights and momentum are used once a round: host memory or a file is fast enough.
@@ -119,6 +119,15 @@ class outer_rounds {
   result<void> save(std::uint32_t fragment, std::span<float> base, std::span<float> momentum) const;
   /// Continues from what `save` copied.
   result<void> restore(std::uint32_t fragment, std::span<const float> base, std::span<const float> momentum);
+
+  /// Return the chunks of a fragment's base weights and momentum, floats, for a checkpointer that copies them
+  /// and writes them back where they are. Only these two have what a resumed run needs. Leased by the caller,
+  /// they make `take`, `save` and `restore` fail as any lease does; a round has them leased itself.
+  /// @pre the fragment exists; to read, it has begun
+  [[nodiscard]] chunk_type base(std::uint32_t fragment) const noexcept { return fragments_[fragment].base; }
+  [[nodiscard]] chunk_type momentum(std::uint32_t fragment) const noexcept {
+    return fragments_[fragment].momentum;
+  }
 
   [[nodiscard]] std::uint32_t fragments() const noexcept {
     return static_cast<std::uint32_t>(fragments_.size());

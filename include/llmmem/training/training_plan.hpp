@@ -38,12 +38,19 @@ struct training_prediction {
   std::uint64_t secondary_bytes =
       0;  ///< of the node's copy of the weights, in plain memory (`keeps_secondary`)
   std::uint64_t workspace_bytes = 0;
-  std::vector<predicted_bytes> tiers{};   ///< the most in each tier at once; none in plain memory
-  predicted_bytes fast{};                 ///< everything in the fastest memory
+  std::uint64_t outer_bytes = 0;           ///< of base weights and momentum of outer steps, in any tier
+  std::uint64_t resident_outer_bytes = 0;  ///< what these take in plain memory; 0 in tiers
+  /// The most at once of what a round adds: in plain memory the change of a layer, and the messages of its
+  /// sum, which are on the heap. Then nothing is gathered, and no activation is kept.
+  std::uint64_t round_bytes = 0;
+  std::vector<predicted_bytes> tiers{};  ///< the most in each tier at once; none in plain memory
+  predicted_bytes fast{};  ///< everything in the fastest memory; gathered layers and a round take turns
   std::uint64_t largest_lease_bytes = 0;  ///< the least budget of the first tier that can work
   /// To other ranks: gathers, sums, refreshes. With `gather_ahead` at most, if layers differ in size: a plan
   /// of gathers that has memory for more layers gathers fewer of them twice.
   std::uint64_t sent_per_step = 0;
+  /// By an outer step, to other workers and within this one. `stall_ns` and `step_ns` have each step's share.
+  std::uint64_t sent_per_round = 0;
   std::uint64_t sent_once = 0;    ///< by the setup of weights, and by each use of all weights in turn (zero
                                   ///< 3)
   std::uint64_t saved_bytes = 0;  ///< of each checkpoint, by this rank
@@ -62,13 +69,15 @@ struct training_prediction {
 ///                         gathers ahead, which gather from all ranks; for `adafactor` with values that are
 ///                         not 4 bytes, or with a layer that has parameters, and no factors or tensors; for
 ///                         `muon` with values that are not 4 bytes, with shards, which cut matrices, or with
-///                         matrices of more elements than their layer.
+///                         matrices of more elements than their layer; for outer steps of no workers, or of
+///                         values that are not 4 bytes, and for several workers without outer steps.
 void check_plan(const training_plan& plan, const training_shape& shape);
 
 /// Returns the chunks and the calls of one rank's step on a store of chunks (`leased_pieces`,
 /// `kept_records`). The chunks are the layers' weights, gradients and optimizer arrays (means, variances, low
 /// halves), then each record and, if only a part of it is kept, that part. Chunks without bytes are omitted.
-/// A run that gathers weights ahead leases them earlier than this trace.
+/// A run that gathers weights ahead leases them earlier than this trace. Outer steps are between steps: their
+/// chunks are in no trace.
 /// @throws as `check_plan`.
 [[nodiscard]] schedule_trace step_trace(const training_plan& plan, const training_shape& shape, rank_id rank);
 
@@ -76,11 +85,13 @@ void check_plan(const training_plan& plan, const training_shape& shape);
 /// allocate it. Two terms depend on timing, so they are upper bounds and have `is_bound` set: the tiers above
 /// the last one, within their budgets, and the weights gathered ahead.
 ///
+/// @param rank    of all workers' ranks: worker w has the ranks w x `ranks` to (w + 1) x `ranks` - 1.
 /// @param links   between tiers, as many as budgets; none: predicts no stalls.
 /// @param network between ranks; without bandwidth, predicts no stalls of the network.
 /// @par Complexity      O(layers x ranks); with links, in addition that of `lower_bound`.
 /// @par Thread safety   pure.
-/// @throws argument_error  as `check_plan`; for a rank that is not below the plan's; for a number of links
+/// @throws argument_error  as `check_plan`; for a rank that is not below the plan's, of all workers; for a
+/// number of links
 ///                         other than that of budgets; for a first tier below `largest_lease_bytes`, with
 ///                         both numbers.
 /// @throws length_error    past 2^63 - 1 bytes.

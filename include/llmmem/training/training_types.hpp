@@ -3,6 +3,7 @@
 /// value; and the model that it is for.
 #pragma once
 
+#include <llmmem/comm/wire_form.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/model/optimizer_form.hpp>
@@ -63,11 +64,20 @@ enum class state_ranges : std::uint8_t {
   per_layer  ///< one range for each piece
 };
 
+/// Workers that train apart, each of a plan's ranks and with batches of its own, and join their weights by
+/// `outer_rounds`, layer by layer. A rank keeps base weights and momentum of the elements that its optimizer
+/// updates, and sums with the ranks that have the same ones in the other workers.
+struct outer_plan {
+  std::uint64_t local_steps = 0;  ///< of a round; 0: nothing is joined
+  std::uint32_t workers = 1;
+  wire_form wire{};  ///< of a round's sums
+};
+
 /// The settings of one training run, in one place.
 ///
 /// Every combination is allowed, except those that `check_plan` names.
 struct training_plan {
-  std::uint32_t ranks = 1;             ///< ranks that share each batch
+  std::uint32_t ranks = 1;             ///< ranks that share each batch; with `outer`, those of one worker
   zero_stage zero = zero_stage::none;  ///< the parts of the state that each rank keeps in shards
   std::uint32_t gather_ahead = 0;      ///< layers whose weights are gathered ahead of their use, with stage 3
   /// Layers whose gradients are summed during the backward passes of the next ones (`background_sums`), with
@@ -88,6 +98,7 @@ struct training_plan {
   /// Whether each rank keeps the weights of the forward pass in shards of its node, in plain memory, so that
   /// the backward pass sends nothing to other nodes (ZeRO++'s hpZ). With stage 3 and `wires.node_ranks`.
   bool keeps_secondary = false;
+  outer_plan outer{};
   memory_rounding memory{};
   state_ranges ranges = state_ranges::per_kind;
 };

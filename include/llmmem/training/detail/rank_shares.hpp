@@ -130,6 +130,25 @@ class rank_shares_of {
     const rank_count world{plan_->ranks};
     return merge_bytes(it.factors + it.tensors, world, rank_) + merge_bytes(it.tensors, world, rank_);
   }
+  /// Returns the elements of a layer that the rank's optimizer updates, and its outer steps too.
+  [[nodiscard]] std::uint64_t updated(std::size_t layer) const {
+    return plan_->zero == zero_stage::none ? facts_[layer].shape.elements()
+                                           : splits_.front().owned(id(layer), rank_).elements();
+  }
+  /// Returns the bytes of messages that an outer step of a layer takes, and what it sends.
+  [[nodiscard]] std::uint64_t outer_sum_bytes(std::size_t layer) const {
+    const outer_plan& outer = plan_->outer;
+    return all_reduce_scratch_bytes(updated(layer), rank_count{outer.workers}, outer.wire,
+                                    plan_->segment_bytes);
+  }
+  [[nodiscard]] std::uint64_t sent_by_round(std::size_t layer, std::uint32_t worker) const {
+    const outer_plan& outer = plan_->outer;
+    const std::uint64_t summed =
+        all_reduce_sent_bytes(updated(layer), rank_count{outer.workers}, outer.wire, rank_id{worker});
+    const bool is_refreshed =
+        plan_->zero != zero_stage::none && !is_sharded(plan_->zero, state_kind::weights);
+    return summed + (is_refreshed ? owned(layer) * (plan_->ranks - 1) : 0);
+  }
   /// Returns the bytes of messages that a sum of a layer's gradients takes: one message per rank.
   [[nodiscard]] std::uint64_t sum_bytes(std::size_t layer) const {
     if (plan_->ranks == 1) return 0;

@@ -250,6 +250,53 @@ inline void add_bytes(std::uint64_t& to, std::uint64_t more, const char* what) {
   return {checked_add(checked_add(std::min(in_a_row, all), most_sum, what), most_messages, what), true};
 }
 
+/// Counts the memory and the messages of outer steps.
+/// @param shares  of a rank of `worker`.
+inline void count_outer(const training_plan& plan, const rank_shares_of& shares, std::uint32_t worker,
+                        training_prediction& into) {
+  if (plan.outer.local_steps == 0) return;
+  constexpr const char* what = "training_plan: bytes of outer steps";
+  const bool is_resident = plan.tiers.empty();
+  std::uint64_t change = 0;
+  std::uint64_t messages = 0;
+  for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
+    const std::uint64_t bytes = sizeof(float) * shares.updated(layer);
+    if (bytes == 0) continue;
+    add_bytes(into.outer_bytes, 2 * bytes, what);
+    if (is_resident) add_bytes(into.resident_outer_bytes, 2 * plan.memory.taken(bytes), what);
+    change = std::max(change, bytes);
+    messages = std::max(messages, shares.outer_sum_bytes(layer));
+    add_bytes(into.sent_per_round, shares.sent_by_round(layer, worker), what);
+  }
+  into.round_bytes = messages + (is_resident ? plan.memory.taken(change) : 0);
+  if (worker == 0) add_bytes(into.saved_bytes, into.outer_bytes, what);
+}
+
+/// The chunks of outer steps in tiers.
+struct outer_chunks {
+  std::uint64_t bytes = 0;          ///< of all
+  std::uint64_t largest_lease = 0;  ///< of a layer in a round, with its weights
+};
+[[nodiscard]] inline outer_chunks outer_chunks_of(const training_plan& plan, const rank_shares_of& shares) {
+  outer_chunks all;
+  if (plan.outer.local_steps == 0) return all;
+  constexpr const char* what = "training_plan: bytes of outer steps";
+  const auto chunk = [&](std::uint64_t bytes) {
+    return checked_multiply((bytes + plan.granularity - 1) / plan.granularity, plan.granularity, what);
+  };
+  std::uint64_t change = 0;
+  for (std::size_t layer = 0; layer < shares.layers(); ++layer)
+    change = std::max(change, chunk(sizeof(float) * shares.updated(layer)));
+  all.bytes = change;
+  for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
+    const std::uint64_t both = 2 * chunk(sizeof(float) * shares.updated(layer));
+    add_bytes(all.bytes, both, what);
+    const std::uint64_t weights = chunk(shares.local(layer, state_kind::weights));
+    if (both != 0) all.largest_lease = std::max(all.largest_lease, weights + both + change);
+  }
+  return all;
+}
+
 /// Counts the bytes that a rank sends, in a step and outside of steps.
 inline void count_sent(const training_plan& plan, const rank_shares_of& shares, training_prediction& into) {
   constexpr const char* what = "training_plan: bytes sent";
@@ -341,26 +388,36 @@ inline void check_plan(const training_plan& plan, const training_shape& shape) {
                            " parameters, and no factors or tensors; add up factor_count of its tensors");
     }
   }
+  if (plan.outer.workers == 0) throw argument_error("training_plan: outer steps of 0 workers");
+  if (plan.outer.local_steps == 0 && plan.outer.workers != 1) {
+    throw argument_error("training_plan: " + std::to_string(plan.outer.workers) +
+                         " workers that never join their weights; give outer.local_steps");
+  }
+  if (plan.outer.local_steps != 0 && shape.value_bytes != sizeof(float)) {
+    throw argument_error("training_plan: outer steps of values of " + std::to_string(shape.value_bytes) +
+                         " bytes; they change floats only");
+  }
   if (plan.granularity == 0) throw argument_error("training_plan: a granularity of 0 bytes; 1 is the least");
 }
 
 inline schedule_trace step_trace(const training_plan& plan, const training_shape& shape, rank_id rank) {
   check_plan(plan, shape);
-  return detail::step_writer(plan, shape, rank).write();
+  return detail::step_writer(plan, shape, rank_id{to_index(rank) % plan.ranks}).write();
 }
 
 inline training_prediction predict(const training_plan& plan, const training_shape& shape, rank_id rank,
                                    std::span<const link_model> links, const link_model& network) {
   check_plan(plan, shape);
-  if (to_index(rank) >= plan.ranks) {
+  const std::uint64_t world = std::uint64_t{plan.ranks} * plan.outer.workers;
+  if (to_index(rank) >= world) {
     throw argument_error("training_plan: rank " + std::to_string(to_index(rank)) + " of " +
-                         std::to_string(plan.ranks));
+                         std::to_string(world));
   }
   if (!links.empty() && links.size() != plan.tiers.size()) {
     throw argument_error("training_plan: " + std::to_string(links.size()) + " links for " +
                          std::to_string(plan.tiers.size()) + " budgets; give one link below each budget");
   }
-  const detail::rank_shares_of shares(plan, shape, rank);
+  const detail::rank_shares_of shares(plan, shape, rank_id{to_index(rank) % plan.ranks});
   training_prediction all;
   constexpr const char* state = "training_plan: bytes of state";
   constexpr const char* memory = "training_plan: bytes";
@@ -380,6 +437,7 @@ inline training_prediction predict(const training_plan& plan, const training_sha
   all.workspace_bytes = shape.workspace_bytes;
   all.gathered = detail::gathered_at_once(plan, shares);
   detail::count_sent(plan, shares, all);
+  detail::count_outer(plan, shares, to_index(rank) / plan.ranks, all);
   if (plan.wires.keeps_errors && plan.ranks > 1) {
     for (std::size_t layer = 0; layer < shares.layers(); ++layer)
       detail::add_bytes(all.residual_bytes, shares.whole(layer), state);
@@ -388,8 +446,9 @@ inline training_prediction predict(const training_plan& plan, const training_sha
   for (std::size_t layer = 0; layer < shares.layers(); ++layer)
     detail::add_bytes(all.secondary_bytes, shares.secondary(layer), state);
   all.secondary_bytes = plan.memory.taken(all.secondary_bytes);
-  all.fast = {all.gathered.bytes, all.gathered.is_bound};
-  for (const std::uint64_t more : {all.residual_bytes, all.secondary_bytes, all.workspace_bytes})
+  all.fast = {std::max(all.gathered.bytes, all.round_bytes), all.gathered.is_bound};
+  for (const std::uint64_t more :
+       {all.residual_bytes, all.secondary_bytes, all.workspace_bytes, all.resident_outer_bytes})
     detail::add_bytes(all.fast.bytes, more, memory);
   if (plan.tiers.empty()) {
     all.resident_state_bytes = detail::resident_state(plan, shares);
@@ -398,13 +457,16 @@ inline training_prediction predict(const training_plan& plan, const training_sha
     detail::add_bytes(all.fast.bytes, all.resident_records_bytes, memory);
   } else {
     const schedule_trace trace = step_trace(plan, shape, rank);
-    std::uint64_t chunks = 0;
+    const detail::outer_chunks outer = detail::outer_chunks_of(plan, shares);
+    std::uint64_t chunks = outer.bytes;
     for (const std::uint64_t each : trace.sizes())
       chunks = checked_add(chunks, each, "training_plan: bytes of all chunks");
-    all.largest_lease_bytes = trace.max_leased_bytes();
+    all.largest_lease_bytes = std::max(trace.max_leased_bytes(), outer.largest_lease);
     if (all.largest_lease_bytes > plan.tiers.front()) {
       throw argument_error("training_plan: a first tier of " + std::to_string(plan.tiers.front()) +
-                           " bytes; a step leases " + std::to_string(all.largest_lease_bytes) + " at once");
+                           " bytes; " +
+                           (outer.largest_lease > trace.max_leased_bytes() ? "an outer step" : "a step") +
+                           " leases " + std::to_string(all.largest_lease_bytes) + " at once");
     }
     for (const std::uint64_t budget : plan.tiers)
       all.tiers.push_back({budget, true});
@@ -419,7 +481,8 @@ inline training_prediction predict(const training_plan& plan, const training_sha
     }
   }
   if (network.bytes_per_second != 0) {
-    const std::uint64_t sending = transfer_ns(network, all.sent_per_step);
+    const std::uint64_t round = plan.outer.local_steps == 0 ? 0 : all.sent_per_round / plan.outer.local_steps;
+    const std::uint64_t sending = transfer_ns(network, checked_add(all.sent_per_step, round, memory));
     all.stall_ns = std::max(all.stall_ns, sending > compute_ns ? sending - compute_ns : 0);
   }
   all.step_ns = compute_ns + all.stall_ns;
