@@ -70,8 +70,7 @@ inline void check_latents(const model_config& shape, const std::vector<std::stri
       throw usage_error(each +
                         " is measured on a trained model, and train_gpt trains none with latents: not for "
                         "--model mla; leave it out");
-    if (each == "--tiers" || each == "--split" || each == "--weights" || each == "--kv-heads" ||
-        each == "--hnd")
+    if (each == "--weights" || each == "--kv-heads" || each == "--hnd")
       throw usage_error(each + " is not for --model mla, whose cache has one head of records; leave it out");
   }
 }
@@ -273,12 +272,48 @@ inline void check_shape(const model_config& shape, bool with_int8) {
         example::usage_count("--permute", *permutation, 1, std::uint64_t{1} << 32U);
   if (is_hnd) asked.what.cache.heads_in_block = llmmem::paging::head_order::hnd;
   asked.what.with_errors = !without_errors;
+  const auto add_place = [&] {
+    if (tiers && split)
+      throw usage_error("--split and --tiers are runs of different kinds; leave one of them out");
+    if (split && tier_folder)
+      throw usage_error("--tier-dir is about the tiers, and has no effect with --split; leave it out");
+    if (split) {
+      const auto [device, host] = example::usage_named_counts(
+          "--split", *split, std::array<std::string_view, 2>{"device", "host"}, 256, "threads");
+      asked.split.emplace();
+      asked.split->device_threads = static_cast<std::uint32_t>(device);
+      asked.split->host_threads = static_cast<std::uint32_t>(host);
+      if (device_blocks)
+        asked.split->device_blocks = example::usage_count("--device-blocks", *device_blocks, 1, 1U << 24);
+      asked.what.with_errors = false;
+    } else if (tiers) {
+      asked.tiers.emplace();
+      asked.tiers->plan = talks;
+      asked.tiers->plan.answer_tokens = plan.answer_tokens;
+      asked.tiers->plan.chunk_tokens = plan.chunk_tokens;
+      asked.tiers->plan.seed = plan.seed;
+      const auto [host, file] = example::usage_named_counts(
+          "--tiers", *tiers, std::array<std::string_view, 2>{"host", "file"}, 1U << 24);
+      asked.tiers->sizes = {.host = host, .file = file};
+      asked.tiers->sizes.folder = tier_folder.value_or(std::filesystem::temp_directory_path().string());
+      if (device_blocks)
+        asked.tiers->device_blocks = example::usage_count("--device-blocks", *device_blocks, 1, 1U << 24);
+      asked.what.with_errors = false;
+    } else if (tier_folder || device_blocks) {
+      throw usage_error(std::string(tier_folder ? "--tier-dir" : "--device-blocks") +
+                        " is about the tiers; give --tiers host=N,file=N" +
+                        (tier_folder ? "" : ", or --split device=N,host=N for a device and its host"));
+    }
+  };
   if (is_mla) {
     const std::vector<std::string> given = given_options();
     if (std::find(given.begin(), given.end(), "--head-dim") == given.end()) shape.head_dim = 32;
     shape.latents = latents;
     detail::check_latents(shape, given);
     asked.latents = form ? detail::latent_form_of(*form) : latent_form::bf16;
+    asked.what.cache.record = record_of(*asked.latents, shape.latents, shape.rotary_dim);
+    asked.what.cache.record_name = name_of(*asked.latents);
+    add_place();
     return {asked, std::nullopt};
   }
   for (const std::string& each : given_options()) {
@@ -297,37 +332,7 @@ inline void check_shape(const model_config& shape, bool with_int8) {
     if (budgets) asked.quality->budgets = detail::budgets_of(*budgets, sinks, recent);
     return {asked, std::nullopt};
   }
-  if (tiers && split)
-    throw usage_error("--split and --tiers are runs of different kinds; leave one of them out");
-  if (split && tier_folder)
-    throw usage_error("--tier-dir is about the tiers, and has no effect with --split; leave it out");
-  if (split) {
-    const auto [device, host] = example::usage_named_counts(
-        "--split", *split, std::array<std::string_view, 2>{"device", "host"}, 256, "threads");
-    asked.split.emplace();
-    asked.split->device_threads = static_cast<std::uint32_t>(device);
-    asked.split->host_threads = static_cast<std::uint32_t>(host);
-    if (device_blocks)
-      asked.split->device_blocks = example::usage_count("--device-blocks", *device_blocks, 1, 1U << 24);
-    asked.what.with_errors = false;
-  } else if (tiers) {
-    asked.tiers.emplace();
-    asked.tiers->plan = talks;
-    asked.tiers->plan.answer_tokens = plan.answer_tokens;
-    asked.tiers->plan.chunk_tokens = plan.chunk_tokens;
-    asked.tiers->plan.seed = plan.seed;
-    const auto [host, file] = example::usage_named_counts(
-        "--tiers", *tiers, std::array<std::string_view, 2>{"host", "file"}, 1U << 24);
-    asked.tiers->sizes = {.host = host, .file = file};
-    asked.tiers->sizes.folder = tier_folder.value_or(std::filesystem::temp_directory_path().string());
-    if (device_blocks)
-      asked.tiers->device_blocks = example::usage_count("--device-blocks", *device_blocks, 1, 1U << 24);
-    asked.what.with_errors = false;
-  } else if (tier_folder || device_blocks) {
-    throw usage_error(std::string(tier_folder ? "--tier-dir" : "--device-blocks") +
-                      " is about the tiers; give --tiers host=N,file=N" +
-                      (tier_folder ? "" : ", or --split device=N,host=N for a device and its host"));
-  }
+  add_place();
   detail::check_shape(shape, asked.what.with_errors || is_grouped(asked.what.cache.form));
   return {asked, std::nullopt};
 }
