@@ -151,6 +151,7 @@
 #include <llmmem/model/safetensors.hpp>
 #include <llmmem/model/safetensors_type.hpp>
 #include <llmmem/model/training_state.hpp>
+#include <llmmem/offload/block_codec.hpp>
 #include <llmmem/offload/executor_packer.hpp>
 #include <llmmem/offload/kv_chain.hpp>
 #include <llmmem/offload/kv_mover.hpp>
