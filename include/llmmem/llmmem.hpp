@@ -75,6 +75,7 @@
 #include <llmmem/codec/byte_plane.hpp>
 #include <llmmem/codec/concepts.hpp>
 #include <llmmem/codec/errors.hpp>
+#include <llmmem/codec/from_base.hpp>
 #include <llmmem/codec/huffman_plane.hpp>
 #include <llmmem/codec/identity.hpp>
 #include <llmmem/comm/agreement.hpp>
@@ -153,6 +154,8 @@
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/offload/block_codec.hpp>
 #include <llmmem/offload/executor_packer.hpp>
+#include <llmmem/offload/kv_bins.hpp>
+#include <llmmem/offload/kv_bins_types.hpp>
 #include <llmmem/offload/kv_chain.hpp>
 #include <llmmem/offload/kv_mover.hpp>
 #include <llmmem/offload/kv_tier.hpp>

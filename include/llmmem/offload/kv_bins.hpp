@@ -26,10 +26,10 @@ namespace offload {
 ///                    offload::kv_tier(disk, bytes, {}, cold));
 ///
 /// A token's vector of all heads in one layer has a scale, and each element one of `bins` codes, at equal
-/// distances from the vector's largest negative size to its largest positive one. All codes of a block's keys
-/// share a Huffman table, and so do those of its values. With differences, tokens are taken in groups, as
-/// CacheGen's paper describes: the first keeps `anchor_bins`, and the others code their difference to what
-/// the first comes back as.
+/// distances from the vector's largest negative size to its largest positive one. A block's keys in all
+/// layers with the same bins share a Huffman table, and so do its values. With differences, tokens are taken
+/// in groups, as CacheGen's paper describes: the first keeps `anchor_bins`, and the others code their
+/// difference to what the first comes back as.
 ///
 /// | bound of an element | |
 /// |---|---|
@@ -44,7 +44,7 @@ namespace offload {
 /// @par Errors       the constructor throws `argument_error` for codes, scales or planes apart from K and V,
 ///                   and for bins outside 3 to 255 or even; `make` for blocks of other bytes.
 /// @par Source       scales by token, bins by layer, entropy coding by channel: CacheGen (Liu et al., 2024)
-///                   and LMCache's encoder. Tables shared by a block's layers: a table for each channel costs
+///                   and LMCache's encoder. Tables shared by layers: a table for each channel costs
 ///                   2 bits a value there.
 class kv_bins {
  public:

@@ -13,13 +13,13 @@
 #include <llmmem/paging/kv_layout.hpp>
 #include <llmmem/result.hpp>
 
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace llmmem {
 inline namespace v0 {
@@ -72,9 +72,10 @@ inline void check_bins(offload::kv_bins_options& options) {
 /// Encodes and decodes blocks of one group.
 ///
 /// The form: a byte 0 and the block; or a byte 1, the scales of all vectors (layer by layer, K then V, token
-/// by token) in bf16, and four streams: the codes of keys, of values, of keys that begin a group, of values
-/// that do. Each is its bytes in 4 bytes, little-endian, and the plane of `huffman_plane`; 0 and the codes if
-/// that saves nothing.
+/// by token) in bf16, and streams of codes: from the first layer on, for each number of bins that is new,
+/// those of keys, of keys that begin a group, and the same of values. Each is its bytes in 4 bytes,
+/// little-endian, and the plane of `huffman_plane`; 0 and the codes if that saves nothing. Empty streams are
+/// left out.
 class kv_bins_coder {
  public:
   kv_bins_coder(const offload::kv_bins_options& options, const metadata_source& source)
@@ -83,11 +84,12 @@ class kv_bins_coder {
         huffman_(0, source),
         anchor_(most_elements(), source, "kv_bins: anchors"),
         vector_(most_elements(), source, "kv_bins: a vector") {
-    for_each_vector([&](const vector_place& at) { count_[at.stream] += elements_of(at.plane); });
+    name_streams();
+    for_each_vector([&](const vector_place& at) { streams_[at.stream].count += elements_of(at.plane); });
     std::uint64_t first = 0;
-    for (std::size_t s = 0; s < streams; ++s) {
-      first_[s] = first;
-      first += count_[s];
+    for (stream& each : streams_) {
+      each.first = first;
+      first += each.count;
     }
     codes_ = fixed_array<std::byte>(first, source, "kv_bins: codes");
     vectors_ = std::uint64_t{layout_.layers} * layout_.kv_planes() * layout_.block_tokens;
@@ -116,9 +118,16 @@ class kv_bins_coder {
 
  private:
   static constexpr const char* name = "kv_bins";
-  static constexpr std::size_t streams = 4;
-  static constexpr std::size_t anchors = 2;  // the first stream of tokens that begin groups
 
+  /// The codes that share a table: of keys or of values, in layers of the same bins.
+  struct stream {
+    std::uint32_t plane = 0;
+    std::int32_t most = 0;
+    bool is_of_anchors = false;
+    std::uint64_t count = 0;
+    std::uint64_t first = 0;  // in `codes_`
+    std::uint64_t next = 0;
+  };
   struct vector_place {
     std::uint32_t layer = 0;
     std::uint32_t plane = 0;
@@ -141,13 +150,35 @@ class kv_bins_coder {
           f(vector_place{.layer = l,
                          .plane = p,
                          .token = t,
-                         .stream = p + (is_anchor ? anchors : 0),
+                         .stream = stream_of_[(std::size_t{l} * 2 + p) * 2 + (is_anchor ? 1 : 0)],
                          .is_difference = differs && !is_anchor,
                          .is_anchor = is_anchor,
                          .most = static_cast<std::int32_t>((codes - 1) / 2)});
         }
       }
     }
+  }
+  void name_streams() {
+    for (std::uint32_t l = 0; l < layout_.layers; ++l) {
+      const offload::layer_bins& bins = bins_of(options_, l);
+      for (std::uint32_t p = 0; p < 2; ++p) {
+        for (const bool is_anchor : {false, true}) {
+          const std::uint32_t codes = is_anchor ? options_.anchor_bins : p == 0 ? bins.keys : bins.values;
+          const auto most = static_cast<std::int32_t>((codes - 1) / 2);
+          std::size_t at = 0;
+          while (at < streams_.size() && (streams_[at].plane != p || streams_[at].most != most ||
+                                          streams_[at].is_of_anchors != is_anchor))
+            ++at;
+          if (at == streams_.size())
+            streams_.push_back({.plane = p, .most = most, .is_of_anchors = is_anchor});
+          stream_of_.push_back(at);
+        }
+      }
+    }
+  }
+  void rewind() noexcept {
+    for (stream& each : streams_)
+      each.next = each.first;
   }
   [[nodiscard]] std::uint64_t elements_of(std::uint32_t plane) const noexcept {
     return layout_.vector_elements(plane) * layout_.heads_of(plane);
@@ -221,7 +252,7 @@ class kv_bins_coder {
     std::uint64_t at = 1 + 2 * vectors_;
     if (at > out.size()) return 0;
     out[0] = std::byte{1};
-    std::array<std::uint64_t, streams> next = first_;
+    rewind();
     std::byte* scale_at = out.data() + 1;
     bool is_finite = true;
     for_each_vector([&](const vector_place& v) {
@@ -244,15 +275,15 @@ class kv_bins_coder {
       for (std::uint64_t i = 0; i < n; ++i) {
         auto code = scale == 0 ? 0 : static_cast<std::int32_t>(std::lround(vector_[i] / scale));
         code = code > v.most ? v.most : code < -v.most ? -v.most : code;
-        codes_[next[v.stream]++] = static_cast<std::byte>(code + v.most);
+        codes_[streams_[v.stream].next++] = static_cast<std::byte>(code + v.most);
         if (v.is_anchor) anchor_[i] = static_cast<float>(code) * scale;
       }
     });
     if (!is_finite) return 0;
-    for (std::size_t s = 0; s < streams; ++s) {
-      if (count_[s] == 0) continue;
-      if (out.size() - at < sizeof(std::uint32_t) + count_[s]) return 0;
-      const auto codes = std::span<const std::byte>(codes_.data() + first_[s], count_[s]);
+    for (const stream& each : streams_) {
+      if (each.count == 0) continue;
+      if (out.size() - at < sizeof(std::uint32_t) + each.count) return 0;
+      const auto codes = std::span<const std::byte>(codes_.data() + each.first, each.count);
       std::byte* const length_at = out.data() + at;
       at += sizeof(std::uint32_t);
       const auto coded = huffman_.compress(codes, out.subspan(at, codes.size()));
@@ -268,15 +299,15 @@ class kv_bins_coder {
     const std::uint64_t scales = 1 + 2 * vectors_;
     if (in.size() < scales) return false;
     std::uint64_t at = scales;
-    for (std::size_t s = 0; s < streams; ++s) {
-      if (count_[s] == 0) continue;
+    for (const stream& each : streams_) {
+      if (each.count == 0) continue;
       std::uint32_t length = 0;
       if (in.size() - at < sizeof(length)) return false;
       std::memcpy(&length, in.data() + at, sizeof(length));
       at += sizeof(length);
-      const std::uint64_t bytes = length == 0 ? count_[s] : length;
+      const std::uint64_t bytes = length == 0 ? each.count : length;
       if (in.size() - at < bytes) return false;
-      const auto codes = std::span<std::byte>(codes_.data() + first_[s], count_[s]);
+      const auto codes = std::span<std::byte>(codes_.data() + each.first, each.count);
       const auto from = in.subspan(at, bytes);
       if (length == 0) {
         std::memcpy(codes.data(), from.data(), codes.size());
@@ -286,7 +317,7 @@ class kv_bins_coder {
       at += bytes;
     }
     if (at != in.size()) return false;
-    std::array<std::uint64_t, streams> next = first_;
+    rewind();
     const std::byte* scale_at = in.data() + 1;
     bool is_right = true;
     for_each_vector([&](const vector_place& v) {
@@ -295,7 +326,7 @@ class kv_bins_coder {
       is_right = is_right && std::isfinite(scale) && scale >= 0;
       const std::uint64_t n = elements_of(v.plane);
       for (std::uint64_t i = 0; i < n; ++i) {
-        const auto code = static_cast<std::int32_t>(codes_[next[v.stream]++]) - v.most;
+        const auto code = static_cast<std::int32_t>(codes_[streams_[v.stream].next++]) - v.most;
         is_right = is_right && code <= v.most;
         vector_[i] = static_cast<float>(code) * scale;
         if (v.is_anchor) anchor_[i] = vector_[i];
@@ -312,8 +343,8 @@ class kv_bins_coder {
   fixed_array<std::byte> codes_;
   fixed_array<float> anchor_;
   fixed_array<float> vector_;
-  std::array<std::uint64_t, streams> count_{};  // codes of each stream
-  std::array<std::uint64_t, streams> first_{};  // where they begin in `codes_`
+  std::vector<stream> streams_{};
+  std::vector<std::size_t> stream_of_{};  // of each layer, plane, and of anchors or not
   std::uint64_t vectors_ = 0;
 };
 
