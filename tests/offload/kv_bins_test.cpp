@@ -146,19 +146,24 @@ TEST_CASE("the form holds scales and tables, and a code takes fewer bits where f
   random_numbers random(7);
   const kv_layout layout{.layers = 4, .heads = 2, .head_dim = 64, .block_tokens = 16};
   const std::vector<std::byte> block = any_block(random, layout, 1);
-  const auto bits = [&](std::uint32_t bins) {
-    const kv_bins recipe({.layout = layout, .layers = {{.keys = bins, .values = bins}}});
+  const auto bits = [&](std::uint32_t bins, std::uint32_t later) {
+    const kv_bins recipe({.layout = layout,
+                          .layers = {{.keys = bins, .values = bins},
+                                     {.keys = bins, .values = bins},
+                                     {.keys = later, .values = later}}});
     auto coder = recipe.make(0, block.size(), {});
     std::vector<std::byte> form(1 + block.size());
     const std::uint64_t bytes = coder.encode(block, form).value();
     CHECK(bytes > 2U * 4 * 2 * 16);  // the scales alone
     return 8.0 * static_cast<double>(bytes) / (static_cast<double>(block.size()) / 2);
   };
-  CHECK(bits(33) < 4.6);
-  CHECK(bits(9) < 2.9);
-  CHECK(bits(9) < bits(33));
-  CHECK(bits(33) < bits(255));
-  CHECK(bits(255) < 8);
+  CHECK(bits(33, 33) < 4.6);
+  CHECK(bits(9, 9) < 2.9);
+  CHECK(bits(9, 9) < bits(33, 33));
+  CHECK(bits(33, 33) < bits(255, 255));
+  CHECK(bits(255, 255) < 8);
+  // Half of the layers with other bins: their codes have tables of their own.
+  CHECK(bits(33, 9) < (bits(33, 33) + bits(9, 9)) / 2 + 0.1);
 }
 
 TEST_CASE("blocks that are not finite, and constant ones, come back") {
