@@ -109,7 +109,8 @@ inline void run_perplexity(const command_line& asked, std::FILE* out, std::FILE*
   const trained_model made = load_trained_model(plan.weights, notes);
   const std::vector<std::uint8_t> text = detail::read_tokens(plan.text, plan.most_tokens);
   const perplexity_finding found =
-      measure_perplexity(made, plan.text, text, asked.what.cache, plan.windows, plan.budgets);
+      measure_perplexity(made, plan.text, text, asked.what.cache, plan.windows, plan.budgets,
+                         plan.with_cold ? cold_forms() : std::vector<cold_form>{});
   example::write(out, asked.json ? to_json(found) : to_report(plan, found), "standard output");
 }
 

@@ -66,12 +66,11 @@ inline void check_latents(const model_config& shape, const std::vector<std::stri
     throw usage_error(example::given("--rotary", fmt::to_string(shape.rotary_dim)) +
                       ": must be a multiple of 8");
   for (const std::string& each : given) {
-    if (each == "--keep-tokens" || each == "--sinks" || each == "--recent")
+    if (each == "--keep-tokens" || each == "--sinks" || each == "--recent" || each == "--cold")
       throw usage_error(each +
                         " is measured on a trained model, and train_gpt trains none with latents: not for "
                         "--model mla; leave it out");
-    if (each == "--tiers" || each == "--split" || each == "--weights" || each == "--kv-heads" ||
-        each == "--hnd")
+    if (each == "--weights" || each == "--kv-heads" || each == "--hnd")
       throw usage_error(each + " is not for --model mla, whose cache has one head of records; leave it out");
   }
 }
@@ -126,9 +125,9 @@ inline void check_shape(const model_config& shape, bool with_int8) {
                                                 const std::optional<std::string>& text,
                                                 const std::optional<std::string>& tokens,
                                                 const std::vector<std::string>& given) {
-  constexpr std::array<std::string_view, 10> fitting{"--weights", "--text",    "--tokens", "--block-tokens",
-                                                     "--hnd",     "--permute", "--json",   "--keep-tokens",
-                                                     "--sinks",   "--recent"};
+  constexpr std::array<std::string_view, 11> fitting{"--cold",         "--weights", "--text",    "--tokens",
+                                                     "--block-tokens", "--hnd",     "--permute", "--json",
+                                                     "--keep-tokens",  "--sinks",   "--recent"};
   if (!weights) throw usage_error("--text and --tokens are about a trained model; give --weights DIR");
   if (!text) throw usage_error("--weights needs a text to tell perplexity on; give --text FILE");
   for (const std::string& each : given) {
@@ -156,6 +155,7 @@ inline void check_shape(const model_config& shape, bool with_int8) {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command_line asked;
   bool without_errors = false;
+  bool with_cold = false;
   bool is_hnd = false;
   std::optional<std::string> form, seed, permutation, tiers, split, tier_folder, device_blocks, weights, text,
       text_tokens, model_name, budgets, sinks, recent;
@@ -249,6 +249,8 @@ inline void check_shape(const model_config& shape, bool with_int8) {
   app.add_option("--recent", recent,
                  "with --keep-tokens: last tokens, always kept (default: half of the budget)")
       ->type_name("N");
+  app.add_flag("--cold", with_cold,
+               "with --weights: also measure bf16 blocks that have been to a cold tier, through each codec");
   app.add_flag("--json", asked.json, "JSON on standard output");
   const auto given_options = [&] {
     std::vector<std::string> names;
@@ -273,12 +275,48 @@ inline void check_shape(const model_config& shape, bool with_int8) {
         example::usage_count("--permute", *permutation, 1, std::uint64_t{1} << 32U);
   if (is_hnd) asked.what.cache.heads_in_block = llmmem::paging::head_order::hnd;
   asked.what.with_errors = !without_errors;
+  const auto add_place = [&] {
+    if (tiers && split)
+      throw usage_error("--split and --tiers are runs of different kinds; leave one of them out");
+    if (split && tier_folder)
+      throw usage_error("--tier-dir is about the tiers, and has no effect with --split; leave it out");
+    if (split) {
+      const auto [device, host] = example::usage_named_counts(
+          "--split", *split, std::array<std::string_view, 2>{"device", "host"}, 256, "threads");
+      asked.split.emplace();
+      asked.split->device_threads = static_cast<std::uint32_t>(device);
+      asked.split->host_threads = static_cast<std::uint32_t>(host);
+      if (device_blocks)
+        asked.split->device_blocks = example::usage_count("--device-blocks", *device_blocks, 1, 1U << 24);
+      asked.what.with_errors = false;
+    } else if (tiers) {
+      asked.tiers.emplace();
+      asked.tiers->plan = talks;
+      asked.tiers->plan.answer_tokens = plan.answer_tokens;
+      asked.tiers->plan.chunk_tokens = plan.chunk_tokens;
+      asked.tiers->plan.seed = plan.seed;
+      const auto [host, file] = example::usage_named_counts(
+          "--tiers", *tiers, std::array<std::string_view, 2>{"host", "file"}, 1U << 24);
+      asked.tiers->sizes = {.host = host, .file = file};
+      asked.tiers->sizes.folder = tier_folder.value_or(std::filesystem::temp_directory_path().string());
+      if (device_blocks)
+        asked.tiers->device_blocks = example::usage_count("--device-blocks", *device_blocks, 1, 1U << 24);
+      asked.what.with_errors = false;
+    } else if (tier_folder || device_blocks) {
+      throw usage_error(std::string(tier_folder ? "--tier-dir" : "--device-blocks") +
+                        " is about the tiers; give --tiers host=N,file=N" +
+                        (tier_folder ? "" : ", or --split device=N,host=N for a device and its host"));
+    }
+  };
   if (is_mla) {
     const std::vector<std::string> given = given_options();
     if (std::find(given.begin(), given.end(), "--head-dim") == given.end()) shape.head_dim = 32;
     shape.latents = latents;
     detail::check_latents(shape, given);
     asked.latents = form ? detail::latent_form_of(*form) : latent_form::bf16;
+    asked.what.cache.record = record_of(*asked.latents, shape.latents, shape.rotary_dim);
+    asked.what.cache.record_name = name_of(*asked.latents);
+    add_place();
     return {asked, std::nullopt};
   }
   for (const std::string& each : given_options()) {
@@ -292,42 +330,18 @@ inline void check_shape(const model_config& shape, bool with_int8) {
         "--keep-tokens measures what dropped tokens cost a trained model; give --weights DIR and --text "
         "FILE");
   }
+  if (with_cold && !weights) {
+    throw usage_error(
+        "--cold measures what the codecs of a cold tier cost a trained model; give --weights DIR and --text "
+        "FILE");
+  }
   if (weights || text || text_tokens) {
     asked.quality = detail::quality_of(weights, text, text_tokens, given_options());
     if (budgets) asked.quality->budgets = detail::budgets_of(*budgets, sinks, recent);
+    asked.quality->with_cold = with_cold;
     return {asked, std::nullopt};
   }
-  if (tiers && split)
-    throw usage_error("--split and --tiers are runs of different kinds; leave one of them out");
-  if (split && tier_folder)
-    throw usage_error("--tier-dir is about the tiers, and has no effect with --split; leave it out");
-  if (split) {
-    const auto [device, host] = example::usage_named_counts(
-        "--split", *split, std::array<std::string_view, 2>{"device", "host"}, 256, "threads");
-    asked.split.emplace();
-    asked.split->device_threads = static_cast<std::uint32_t>(device);
-    asked.split->host_threads = static_cast<std::uint32_t>(host);
-    if (device_blocks)
-      asked.split->device_blocks = example::usage_count("--device-blocks", *device_blocks, 1, 1U << 24);
-    asked.what.with_errors = false;
-  } else if (tiers) {
-    asked.tiers.emplace();
-    asked.tiers->plan = talks;
-    asked.tiers->plan.answer_tokens = plan.answer_tokens;
-    asked.tiers->plan.chunk_tokens = plan.chunk_tokens;
-    asked.tiers->plan.seed = plan.seed;
-    const auto [host, file] = example::usage_named_counts(
-        "--tiers", *tiers, std::array<std::string_view, 2>{"host", "file"}, 1U << 24);
-    asked.tiers->sizes = {.host = host, .file = file};
-    asked.tiers->sizes.folder = tier_folder.value_or(std::filesystem::temp_directory_path().string());
-    if (device_blocks)
-      asked.tiers->device_blocks = example::usage_count("--device-blocks", *device_blocks, 1, 1U << 24);
-    asked.what.with_errors = false;
-  } else if (tier_folder || device_blocks) {
-    throw usage_error(std::string(tier_folder ? "--tier-dir" : "--device-blocks") +
-                      " is about the tiers; give --tiers host=N,file=N" +
-                      (tier_folder ? "" : ", or --split device=N,host=N for a device and its host"));
-  }
+  add_place();
   detail::check_shape(shape, asked.what.with_errors || is_grouped(asked.what.cache.form));
   return {asked, std::nullopt};
 }

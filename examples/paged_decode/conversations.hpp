@@ -38,8 +38,8 @@ struct conversation_result {
 
 /// Runs the turns one after another, alternating between conversations, so that each finds the cache full of
 /// the others' blocks.
-template <kv_cache Cache>
-[[nodiscard]] conversation_result run_conversations(const model& of, Cache& cache,
+template <decoder_model Model, kv_cache Cache>
+[[nodiscard]] conversation_result run_conversations(const Model& of, Cache& cache,
                                                     const conversation_plan& plan) {
   conversation_result out;
   std::vector<std::vector<llmmem::token_id>> all(plan.conversations);

@@ -17,6 +17,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -39,7 +40,12 @@ struct paged_config {
   std::uint32_t threads = 1;      ///< that attend, each to some of a step's rows; 1 on a device
   /// Of a model with latents: their record, in the place of `form`.
   std::optional<llmmem::paging::latent_record> record{};
+  std::string_view record_name{};
 };
+
+[[nodiscard]] constexpr std::string_view name_of(const paged_config& how) noexcept {
+  return how.record ? how.record_name : name_of(how.form);
+}
 
 struct paged_counts {
   std::uint64_t block_capacity = 0;   ///< most blocks in use at once

@@ -21,6 +21,7 @@
 #include "common/program.hpp"
 #include "common/text.hpp"
 #include "paged_decode/closing_cache.hpp"
+#include "paged_decode/cold_cache.hpp"
 #include "paged_decode/decoder.hpp"
 #include "paged_decode/host_place.hpp"
 #include "paged_decode/keeping_cache.hpp"
@@ -38,6 +39,7 @@ struct perplexity_plan {
   std::uint64_t most_tokens = 8192;             ///< of the text, from its beginning
   std::uint32_t windows = 32;                   ///< windows that are decoded at once
   std::vector<llmmem::token_budget> budgets{};  ///< also measured, with each form that attention reads
+  bool with_cold = false;                       ///< also blocks that have been to a cold tier
 };
 
 /// The result of one form.
@@ -50,6 +52,8 @@ struct form_quality {
   std::uint64_t changed = 0;          ///< tokens whose likeliest successor differs from that with floats
   llmmem::token_budget budget{};      ///< of tokens to keep; 0: all
   std::uint64_t most_held = 0;        ///< tokens of a window in the cache at once, with a budget
+  std::string cold_name{};            ///< of a cold tier's codec
+  cold_counts cold{};
 };
 
 struct perplexity_finding {
@@ -58,6 +62,7 @@ struct perplexity_finding {
   std::vector<form_quality> forms{};  ///< f32, the reference, first
   std::vector<kv_form> left_out{};    ///< forms whose groups do not fit the model's heads
   std::vector<form_quality> kept{};   ///< with each budget and form of `all_forms`
+  std::vector<form_quality> cold{};   ///< bf16 through each codec of `cold_forms`
 };
 
 /// ln of each token's probability.
@@ -94,6 +99,7 @@ struct form_run {
   std::unique_ptr<paged_cache<host_place>> cache{};
   std::unique_ptr<closing_cache> closing{};  // used instead for a form with closed blocks
   std::unique_ptr<keeping_cache> keeping{};  // used instead with a budget
+  std::unique_ptr<cold_cache> cold{};        // used instead with a cold tier's codec
   double surprise = 0;                       // sum of -ln p
   std::vector<double> divergences{};
 };
@@ -141,9 +147,11 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
 /// predicted once.
 /// @throws llmmem::argument_error  for a text of fewer than 2 tokens, and heads that attention cannot read;
 ///   `llmmem::error` for a model whose logits are not finite.
-[[nodiscard]] inline perplexity_finding measure_perplexity(
-    const trained_model& of, const std::string& name, std::span<const std::uint8_t> text,
-    const paged_config& how, std::uint32_t at_once, std::span<const llmmem::token_budget> budgets = {}) {
+[[nodiscard]] inline perplexity_finding measure_perplexity(const trained_model& of, const std::string& name,
+                                                           std::span<const std::uint8_t> text,
+                                                           const paged_config& how, std::uint32_t at_once,
+                                                           std::span<const llmmem::token_budget> budgets = {},
+                                                           std::span<const cold_form> colds = {}) {
   if (text.size() < 2) {
     throw llmmem::argument_error(fmt::format(
         "{}: it has {}, and perplexity needs 2: one to begin with, and one to predict; give a longer --text, "
@@ -201,6 +209,11 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
       runs.back().found.bytes_per_token = runs.back().keeping->bytes_per_token();
     }
   }
+  for (const cold_form& each : colds) {
+    cache.form = kv_form::bf16;
+    runs.push_back({.found = {.form = kv_form::bf16, .cold_name = each.name},
+                    .cold = std::make_unique<cold_cache>(of.config(), cache, place, each)});
+  }
   std::vector<std::vector<double>> right;  // [window x context + position] of floats
   for (std::size_t first = 0; first < windows.size(); first += at_once) {
     const auto some =
@@ -238,6 +251,8 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
       };
       if (run.keeping) {
         detail::decode_windows(of, *run.keeping, some, told);
+      } else if (run.cold) {
+        detail::decode_windows(of, *run.cold, some, told);
       } else if (run.closing) {
         detail::decode_windows(of, *run.closing, some, told);
       } else {
@@ -259,7 +274,11 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
       run.found.divergence_999 = run.divergences[at];
     }
     if (run.keeping) run.found.most_held = run.keeping->most_held();
-    (run.keeping ? out.kept : out.forms).push_back(run.found);
+    if (run.cold) {
+      run.found.cold = run.cold->counts();
+      run.found.bytes_per_token = run.cold->bytes_per_token();
+    }
+    (run.cold ? out.cold : run.keeping ? out.kept : out.forms).push_back(run.found);
   }
   return out;
 }
@@ -287,9 +306,20 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
                     std::isfinite(each.perplexity) ? fmt::format("{:.6f}", each.perplexity) : "null",
                     each.divergence, each.divergence_999, each.changed);
   }
-  return fmt::format(R"({{"forms": [{}], "left_out": [{}], "kept": [{}], "tokens": {}}})"
+  std::string cold;
+  for (const form_quality& each : found.cold) {
+    cold +=
+        fmt::format(R"({}{{"codec": "{}", "blocks": {}, "bytes_per_token": {}, "bits_per_value": {:.4f}, )"
+                    R"("key_error": {:.4g}, "value_error": {:.4g}, "perplexity": {}, "kl_mean": {:.4g}, )"
+                    R"("kl_999": {:.4g}, "changed": {}}})",
+                    cold.empty() ? "" : ", ", each.cold_name, each.cold.blocks, each.bytes_per_token,
+                    each.cold.bits_of_value(), each.cold.error_share(0), each.cold.error_share(1),
+                    std::isfinite(each.perplexity) ? fmt::format("{:.6f}", each.perplexity) : "null",
+                    each.divergence, each.divergence_999, each.changed);
+  }
+  return fmt::format(R"({{"forms": [{}], "left_out": [{}], "kept": [{}], "cold": [{}], "tokens": {}}})"
                      "\n",
-                     forms, left_out, kept, found.predicted);
+                     forms, left_out, kept, cold, found.predicted);
 }
 
 [[nodiscard]] inline std::string to_report(const perplexity_plan& plan, const perplexity_finding& found) {
@@ -311,6 +341,18 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
   for (const kv_form each : found.left_out) {
     text += fmt::format("  {:<15}  left out: heads have {} elements, and its groups a multiple of {}\n",
                         name_of(each), shape.head_width(), int8_group);
+  }
+  if (!found.cold.empty()) {
+    text +=
+        "  cold blocks      bits a value  rms error of K       of V  perplexity  KL to f32, mean  of 99.9%  "
+        "likeliest is another\n";
+  }
+  for (const form_quality& each : found.cold) {
+    text +=
+        fmt::format("  {:<15}  {:>12.2f}  {:>13.3f}%  {:>8.3f}%  {:>10.4f}  {:>15.2e}  {:>8.1e}  {:>20}\n",
+                    each.cold_name, each.cold.bits_of_value(), 100 * each.cold.error_share(0),
+                    100 * each.cold.error_share(1), each.perplexity, each.divergence, each.divergence_999,
+                    example::grouped(each.changed));
   }
   if (found.kept.empty()) return text;
   text +=

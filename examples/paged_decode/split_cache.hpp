@@ -52,7 +52,8 @@ class split_cache {
               host_place& device_place, host_place& host_place)
       : split_(split),
         block_tokens_(how.block_tokens),
-        row_bytes_((config.query_elements() * 2 + config.kv_elements() * 2) * sizeof(float) * config.layers),
+        row_bytes_(elements_of_row(config) * sizeof(float) * config.layers),
+        attended_elements_(config.attended_elements()),
         device_(config, part_of(how, split.device_blocks, split.device_threads), device_place),
         host_(config, part_of(how, how.blocks, split.host_threads), host_place) {
     // Both sides run the same kernel, so that a thread of each takes as long; the unit is measured.
@@ -103,7 +104,7 @@ class split_cache {
   /// Both parts attend at the same time.
   [[nodiscard]] rows_of_floats attend(std::uint32_t layer, const projected& in) {
     const auto began = std::chrono::steady_clock::now();
-    rows_of_floats out(in.queries.rows(), in.queries.columns());
+    rows_of_floats out(in.queries.rows(), attended_elements_);
     const auto attend_part = [&](llmmem::decode_side side) {
       const std::vector<std::size_t>& rows = rows_[index_of(side)];
       if (rows.empty()) return;
@@ -167,7 +168,14 @@ class split_cache {
     how.threads = threads;
     return how;
   }
+  /// A query of each head, what a token leaves in the cache, and the results.
+  [[nodiscard]] static std::uint64_t elements_of_row(const model_config& config) noexcept {
+    const std::uint64_t stored = config.has_latents() ? config.cached_key_dim() : config.kv_elements() * 2;
+    return config.query_elements() + stored + config.attended_elements();
+  }
+  /// Nothing of records, which have no values apart from their keys.
   [[nodiscard]] static rows_of_floats rows_in(const rows_of_floats& from, std::span<const std::size_t> rows) {
+    if (from.columns() == 0) return {};
     rows_of_floats out(rows.size(), from.columns());
     for (std::size_t i = 0; i < rows.size(); ++i)
       std::ranges::copy(from[rows[i]], out[i].begin());
@@ -211,6 +219,7 @@ class split_cache {
   llmmem::split_rates rates_{};
   std::uint64_t block_tokens_;
   std::uint64_t row_bytes_;  // of a row that attends on the host, over the link
+  std::size_t attended_elements_;
   paged_cache<host_place> device_;
   paged_cache<host_place> host_;
   std::vector<sequence_family> families_{};

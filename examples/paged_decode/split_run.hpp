@@ -13,6 +13,7 @@
 
 #include "common/text.hpp"
 #include "paged_decode/comparison.hpp"
+#include "paged_decode/latent_run.hpp"
 #include "paged_decode/split_cache.hpp"
 
 namespace paged_decode {
@@ -34,10 +35,11 @@ struct split_finding {
   [[nodiscard]] bool is_identical() const { return split.digest() == contiguous.digest(); }
 };
 
-[[nodiscard]] inline split_finding compare_split(const experiment& what, const split_experiment& asked) {
+/// Runs the requests with a model, of which `contiguous` keeps everything in one place.
+template <decoder_model Model>
+[[nodiscard]] split_finding compare_split_of(const experiment& what, const split_experiment& asked,
+                                             const Model& made, contiguous_cache contiguous) {
   split_finding out;
-  const model made(what.shape, what.most_tokens(), what.plan.seed);
-  contiguous_cache contiguous(what.shape, what.cache.form, what.most_tokens());
   out.contiguous = service(made, contiguous, what.plan).run();
 
   const paged_config how = what.large_enough();
@@ -64,6 +66,17 @@ struct split_finding {
   return out;
 }
 
+/// With a `latent_model` if the cache keeps records of latents.
+[[nodiscard]] inline split_finding compare_split(const experiment& what, const split_experiment& asked) {
+  const std::uint64_t most = what.most_tokens();
+  if (const auto& record = what.cache.record) {
+    return compare_split_of(what, asked, latent_model(what.shape, most, what.plan.seed),
+                            contiguous_cache(what.shape, *record, most));
+  }
+  return compare_split_of(what, asked, model(what.shape, most, what.plan.seed),
+                          contiguous_cache(what.shape, what.cache.form, most));
+}
+
 [[nodiscard]] inline std::string to_report(const split_experiment& asked, const experiment& what,
                                            const split_finding& found) {
   const split_counts& of = found.counts;
@@ -79,7 +92,7 @@ struct split_finding {
       "  host               {} sequences in all steps, {} tokens attended to, {} blocks at most\n"
       "  link               {} of queries, keys, values and results\n"
       "  attention          {:.1f} ms predicted from the steps before, {:.1f} ms measured\n",
-      found.split.answer_tokens(what.plan), found.split.transcripts.size(), name_of(what.cache.form),
+      found.split.answer_tokens(what.plan), found.split.transcripts.size(), name_of(what.cache),
       asked.device_threads, found.device_blocks, asked.host_threads, found.contiguous.digest(),
       found.contiguous.steps, found.split.digest(), found.split.steps,
       found.is_identical() ? "identical: every token, every bit of every logit" : "NOT IDENTICAL",
@@ -98,7 +111,7 @@ struct split_finding {
       R"("most_device_blocks": {}, "most_host_blocks": {}, "device_sequences": {}, "host_sequences": {}, )"
       R"("device_tokens": {}, "host_tokens": {}, "link_bytes": {}, "predicted_ns": {}, "measured_ns": {}}})"
       "\n",
-      found.is_identical(), found.split.answer_tokens(what.plan), name_of(what.cache.form),
+      found.is_identical(), found.split.answer_tokens(what.plan), name_of(what.cache),
       found.contiguous.digest(), found.split.digest(), found.contiguous.steps, found.split.steps,
       asked.device_threads, asked.host_threads, found.device_blocks, found.most_device_blocks,
       found.most_host_blocks, of.sequences[0], of.sequences[1], of.tokens[0], of.tokens[1], of.link_bytes,

@@ -14,6 +14,7 @@
 #include "paged_decode/comparison.hpp"
 #include "paged_decode/conversations.hpp"
 #include "paged_decode/host_place.hpp"
+#include "paged_decode/latent_model.hpp"
 #include "paged_decode/paged_cache.hpp"
 #include "paged_decode/tiered_cache.hpp"
 
@@ -38,7 +39,10 @@ struct tiers_finding {
   }
 };
 
-[[nodiscard]] inline tiers_finding compare_tiers(const experiment& what, const tiers_experiment& asked) {
+/// Runs the conversations with a model that `make(positions)` returns.
+template <class Make>
+[[nodiscard]] tiers_finding compare_tiers_of(const experiment& what, const tiers_experiment& asked,
+                                             const Make& make) {
   const std::uint64_t longest = asked.plan.most_tokens();
   const std::uint64_t most_tokens = (longest + share_tokens - 1) / share_tokens * share_tokens;
   const std::uint64_t each = (longest + what.cache.block_tokens - 1) / what.cache.block_tokens;
@@ -50,7 +54,7 @@ struct tiers_finding {
         fmt::format("--device-blocks {}: one conversation needs {} blocks of {} tokens at its end",
                     out.device_blocks, each, what.cache.block_tokens));
   }
-  const model made(what.shape, most_tokens, what.plan.seed);
+  const auto made = make(most_tokens);
   host_place place;
   paged_config how = what.cache;
   how.most_tokens = most_tokens;
@@ -72,6 +76,17 @@ struct tiers_finding {
   return out;
 }
 
+/// With a `latent_model` if the cache keeps records of latents.
+[[nodiscard]] inline tiers_finding compare_tiers(const experiment& what, const tiers_experiment& asked) {
+  if (what.cache.record) {
+    return compare_tiers_of(what, asked, [&](std::uint64_t positions) {
+      return latent_model(what.shape, positions, what.plan.seed);
+    });
+  }
+  return compare_tiers_of(
+      what, asked, [&](std::uint64_t positions) { return model(what.shape, positions, what.plan.seed); });
+}
+
 [[nodiscard]] inline std::string to_report(const tiers_experiment& asked, const experiment& what,
                                            const tiers_finding& found) {
   const auto line = [](const char* name, const conversation_result& of) {
@@ -83,7 +98,7 @@ struct tiers_finding {
       "{} conversations of {} turns, {} blocks of {} tokens in {}; the cache has {} blocks: the contexts are "
       "{:.1f} times as large, the prompts have {} tokens in all\n",
       asked.plan.conversations, asked.plan.turns, found.context_blocks, what.cache.block_tokens,
-      name_of(what.cache.form), found.device_blocks, times, example::grouped(found.whole.context));
+      name_of(what.cache), found.device_blocks, times, example::grouped(found.whole.context));
   text += line("room for all", found.whole);
   text += line("small cache", found.small);
   text += line("small, with tiers", found.tiered);

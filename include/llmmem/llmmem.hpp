@@ -76,6 +76,7 @@
 #include <llmmem/codec/byte_plane.hpp>
 #include <llmmem/codec/concepts.hpp>
 #include <llmmem/codec/errors.hpp>
+#include <llmmem/codec/from_base.hpp>
 #include <llmmem/codec/huffman_plane.hpp>
 #include <llmmem/codec/identity.hpp>
 #include <llmmem/comm/agreement.hpp>
@@ -152,7 +153,10 @@
 #include <llmmem/model/safetensors.hpp>
 #include <llmmem/model/safetensors_type.hpp>
 #include <llmmem/model/training_state.hpp>
+#include <llmmem/offload/block_codec.hpp>
 #include <llmmem/offload/executor_packer.hpp>
+#include <llmmem/offload/kv_bins.hpp>
+#include <llmmem/offload/kv_bins_types.hpp>
 #include <llmmem/offload/kv_chain.hpp>
 #include <llmmem/offload/kv_mover.hpp>
 #include <llmmem/offload/kv_tier.hpp>

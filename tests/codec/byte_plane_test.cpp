@@ -1,4 +1,5 @@
 #include <llmmem/codec/byte_plane.hpp>
+#include <llmmem/codec/from_base.hpp>
 
 #include <doctest/doctest.h>
 
@@ -317,4 +318,35 @@ TEST_CASE("the weights of a model that learned shrink by a third as bfloat16, an
   CHECK(ratio_of<byte_plane<dtype::f32>>(weights) > 1.17);
   CHECK(ratio_of<byte_plane<dtype::f32>>(all_of(train_gpt::state_kind::mean)) > 1.15);
   CHECK(ratio_of<byte_plane<dtype::f32>>(all_of(train_gpt::state_kind::variance)) > 1.15);
+}
+
+TEST_CASE(
+    "a chunk comes back from its difference to a base, in fewer bytes if few bits differ, and from no other "
+    "base") {
+  using coder_type = from_base<byte_plane<dtype::bf16>>;
+  random_numbers random(11);
+  std::vector<std::byte> base(20'000);
+  for (std::byte& each : base)
+    each = static_cast<std::byte>(random.below(std::uint32_t{256}));
+  std::vector<std::byte> chunk = base;
+  for (std::size_t i = 0; i < chunk.size(); i += 2)
+    chunk[i] ^= static_cast<std::byte>(random.below(std::uint32_t{4}));
+  coder_type coder(chunk.size());
+  std::vector<std::byte> form(coder_type::worst_case_bytes(chunk.size()));
+  const std::uint64_t length = coder.encode(chunk, base, form).value();
+  CHECK(length < chunk.size() / 4);  // noise that changes in two bits of sixteen
+  byte_plane<dtype::bf16> alone(chunk.size());
+  std::vector<std::byte> whole(byte_plane<dtype::bf16>::worst_case_bytes(chunk.size()));
+  CHECK(alone.encode(chunk, whole).value() >= chunk.size());
+  const std::span<const std::byte> stored = std::span<const std::byte>(form).first(length);
+  std::vector<std::byte> back(chunk.size());
+  coder.decode(stored, base, back).value();
+  CHECK(back == chunk);
+  std::vector<std::byte> other = base;
+  other[777] ^= std::byte{1};
+  CHECK(coder.decode(stored, other, back).error().code == errc::base_differs);
+  CHECK(coder.decode(stored.first(3), base, back).error().code == errc::damaged_encoding);
+  CHECK(coder.decode(stored.first(100), base, back).error().code == errc::damaged_encoding);
+  CHECK(coder.encode(chunk, std::span(base).first(100), form).error().code == errc::out_of_range);
+  CHECK(coder.encode(chunk, base, std::span(form).first(100)).error().code == errc::too_short);
 }

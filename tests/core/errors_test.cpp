@@ -73,7 +73,8 @@ static_assert(errc::ok.number() == 0 && errc::out_of_blocks.number() == 1 &&
 static_assert(errc::zero_bytes.number() == 28 && errc::dependency_failed.number() == 58);
 static_assert(errc::peer_failed.number() == 76 && errc::frame_forged.number() == 99 &&
               errc::lease_lost.number() == 100 && errc::unexpected_part.number() == 102 &&
-              errc::other_refit.number() == 106 && errc::directory_name_taken.number() == 109);
+              errc::other_refit.number() == 106 && errc::directory_name_taken.number() == 109 &&
+              errc::base_differs.number() == 110);
 
 }  // namespace
 

@@ -326,6 +326,9 @@ constexpr std::array refusals{
     refusal{errc::directory_name_taken, raises::comm_error,
             "kv: another process has taken the name of seat 7, so this node announces no blocks until that "
             "process ends; give each pool its own redis_options::prefix"},
+    refusal{errc::base_differs, raises::argument_error,
+            "kv: the bytes are differences to another base, with checksum 12 and not 30; give the version "
+            "that they were encoded with"},
 };
 
 }  // namespace

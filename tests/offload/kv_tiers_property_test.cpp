@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 #include <llmmem/eviction/any.hpp>
+#include <llmmem/offload/block_codec.hpp>
 #include <llmmem/paged_allocator.hpp>
 #include <llmmem/paging/hybrid_allocator.hpp>
 #include <llmmem/space/host.hpp>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "offload/kv_model.hpp"
+#include "offload/varied_codec.hpp"
 #include "support/manual_transfers.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
@@ -83,8 +85,8 @@ std::uint64_t block_ids(const Cache& cache) {
 }
 
 /// Requests, their loads and the transfers beneath them. @tparam Depth  tiers: of three, the middle one
-/// demotes
-template <class Cache, std::size_t Depth>
+/// demotes. @tparam Codec  of all tiers but the first
+template <class Cache, std::size_t Depth, class Codec>
 class world {
  public:
   world(std::uint64_t seed, const world_form& form)
@@ -94,8 +96,8 @@ class world {
         contents_(form.groups, block_ids(cache_)),
         stream_(true),
         host_({.budget = tier_bytes(form.first_slots)}),
-        below_(tier_bytes(form.second_slots == 0 ? 1 : form.second_slots) * 64),
-        last_(tier_bytes(40) * 64),
+        below_(tier_bytes(form.second_slots == 0 ? 1 : form.second_slots) * 128),
+        last_(tier_bytes(40) * 128),
         tiers_(make_tiers()) {}
 
   void run(std::uint32_t steps) {
@@ -119,12 +121,13 @@ class world {
   /// Returns how many blocks the third tier received, all by demotion, and gave back.
   [[nodiscard]] std::uint64_t demoted() const { return tiers_.stats().tiers[2].stored; }
   [[nodiscard]] std::uint64_t came_back() const { return tiers_.stats().tiers[2].loaded; }
+  [[nodiscard]] std::uint64_t too_long() const { return tiers_.stats().tiers[1].too_long; }
+  [[nodiscard]] std::uint64_t stored_bytes() const { return tiers_.stats().tiers[1].stored_bytes; }
 
  private:
-  using two_tiers =
-      kv_tiers<Cache, manual_mover, offload::kv_tier<host_space>, offload::kv_tier<manual_space>>;
-  using three_tiers = kv_tiers<Cache, manual_mover, offload::kv_tier<host_space>,
-                               offload::kv_tier<manual_space>, offload::kv_tier<manual_space>>;
+  using lower_type = offload::kv_tier<manual_space, lru_eviction, Codec>;
+  using two_tiers = kv_tiers<Cache, manual_mover, offload::kv_tier<host_space>, lower_type>;
+  using three_tiers = kv_tiers<Cache, manual_mover, offload::kv_tier<host_space>, lower_type, lower_type>;
   using tiers_type = std::conditional_t<Depth == 2, two_tiers, three_tiers>;
   using load_type = typename tiers_type::load;
 
@@ -157,20 +160,22 @@ class world {
       out.shares[g] = form_.groups[g].block_tokens;
     return out;
   }
-  [[nodiscard]] offload::kv_tier<manual_space> lower_tier() {
-    offload::kv_tier<manual_space> out(below_, tier_bytes(form_.second_slots == 0 ? 1 : form_.second_slots),
-                                       write_back{});
+  [[nodiscard]] lower_type lower(manual_space& space, std::uint64_t slots, offload::store_policy down) {
+    constexpr bool is_coded = !std::is_same_v<Codec, offload::plain_blocks>;
+    lower_type out(space, (is_coded ? 2 : 1) * tier_bytes(slots), down);
     out.granularity = 16;
+    if (is_coded && random_.once_in(2)) out.slot_share = 1.2;  // too short for some forms
+    out.coding_buffers = 2;
     return out;
   }
   [[nodiscard]] tiers_type make_tiers() {
     const offload::kv_tier first(host_, tier_bytes(form_.first_slots), form_.down);
+    const auto second = lower(below_, form_.second_slots == 0 ? 1 : form_.second_slots, write_back{});
     if constexpr (Depth == 2) {
-      return tiers_type(cache_, manual_mover(contents_, stream_), options(), first, lower_tier());
+      return tiers_type(cache_, manual_mover(contents_, stream_), options(), first, second);
     } else {
-      offload::kv_tier<manual_space> last(last_, tier_bytes(40));
-      last.granularity = 16;
-      return tiers_type(cache_, manual_mover(contents_, stream_), options(), first, lower_tier(), last);
+      return tiers_type(cache_, manual_mover(contents_, stream_), options(), first, second,
+                        lower(last_, 40, {}));
     }
   }
 
@@ -498,9 +503,13 @@ struct totals {
   std::uint64_t withdrawn = 0;
   std::uint64_t demoted = 0;
   std::uint64_t came_back = 0;
+  std::uint64_t too_long = 0;
+  std::uint64_t stored_bytes = 0;
 };
 
-template <class Cache, std::size_t Depth = 2>
+using varied = offload::coded<varied_codec<1>>;
+
+template <class Cache, std::size_t Depth = 2, class Codec = offload::plain_blocks>
 totals live(std::span<const layer_group> groups, bool faults, std::uint64_t count) {
   totals out;
   for (const std::uint64_t seed : llmmem_tests::seeds(count, count / 4)) {
@@ -510,7 +519,7 @@ totals live(std::span<const layer_group> groups, bool faults, std::uint64_t coun
       form.first_slots = 5 + form.first_slots % 6;
       form.second_slots = 4 + form.second_slots % 8;
     }
-    world<Cache, Depth> each(seed, form);
+    world<Cache, Depth, Codec> each(seed, form);
     each.run(600);
     CHECK(each.wrong() == "");
     out.loaded += each.loaded();
@@ -519,6 +528,8 @@ totals live(std::span<const layer_group> groups, bool faults, std::uint64_t coun
     out.withdrawn += each.withdrawn();
     out.demoted += each.demoted();
     out.came_back += each.came_back();
+    out.too_long += each.too_long();
+    out.stored_bytes += each.stored_bytes();
     if (!each.wrong().empty()) break;
   }
   return out;
@@ -536,15 +547,17 @@ TEST_CASE("no token of a paged cache is wrong if transfers fail, flip bits or ar
   const totals seen = live<paged_allocator<paged_tiered>>(paged_group, true, 280);
   CHECK(seen.loaded > 0);
   CHECK(seen.failed > 0);
-  const totals deep = live<paged_allocator<paged_tiered>, 3>(paged_group, true, 120);
+  const totals deep = live<paged_allocator<paged_tiered>, 3, varied>(paged_group, true, 120);
   CHECK(deep.loaded > 0);
   CHECK(deep.failed > 0);
   CHECK(deep.demoted > 0);
   CHECK(deep.came_back > 0);
+  CHECK(deep.too_long > 0);
+  CHECK(deep.stored_bytes > 0);
 }
 
 TEST_CASE("no token of a hybrid cache with tiers has wrong contents") {
-  const totals windows = live<hybrid_allocator<hybrid_tiered>>(window_groups, false, 200);
+  const totals windows = live<hybrid_allocator<hybrid_tiered>, 2, varied>(window_groups, false, 200);
   CHECK(windows.loaded > 0);
   const totals states = live<hybrid_allocator<hybrid_tiered>, 3>(state_groups, true, 200);
   CHECK(states.loaded > 0);

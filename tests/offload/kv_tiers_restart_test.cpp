@@ -2,6 +2,8 @@
 #include <llmmem/offload/kv_tiers.hpp>
 
 #include <doctest/doctest.h>
+#include <llmmem/eviction/lru.hpp>
+#include <llmmem/offload/block_codec.hpp>
 #include <llmmem/paged_allocator.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/tiering/persistent_file_space.hpp>
@@ -16,8 +18,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
+#include "offload/varied_codec.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
 #include "support/temporary_folder.hpp"
@@ -41,25 +45,41 @@ std::vector<token_id> prompt_of(std::uint32_t number) {
   return tokens;
 }
 
-/// A byte of a block that depends on all its tokens and those before it.
+/// A byte of a block that depends on all its tokens and those before it. The bytes of every seventh block do
+/// not ascend.
 std::byte byte_of(std::span<const token_id> prompt, std::size_t block, std::size_t at) {
   std::uint64_t sum = 0;
   for (std::size_t i = 0; i < (block + 1) * 4; ++i)
     sum = sum * 31 + static_cast<std::uint64_t>(prompt[i]);
-  return static_cast<std::byte>(sum + at);
+  return static_cast<std::byte>(sum + (sum % 7 == 0 ? at * at : at));
+}
+
+using varied = offload::coded<varied_codec<1>>;
+constexpr double short_slot = 0.0625;  // too short for blocks that do not ascend
+
+template <class Codec>
+offload::kv_tier<persistent_file_space<>, lru_eviction, Codec> disk_tier(persistent_file_space<>& disk) {
+  offload::kv_tier<persistent_file_space<>, lru_eviction, Codec> out(disk, file_slots * 4096);
+  if (!std::is_same_v<Codec, offload::plain_blocks>) {
+    out.slot_share = short_slot;
+    out.granularity = 64;
+  }
+  return out;
 }
 
 /// A server: a small cache over one host slot more than a prompt takes, and a file.
+template <class Codec = offload::plain_blocks>
 class server {
  public:
   explicit server(const std::string& path)
       : cache_({.blocks = 6, .block_tokens = 4, .max_sequences = 2, .max_sequence_tokens = 16, .name = "kv"}),
         bytes_(layout.total_bytes(cache_.physical_blocks())),
         host_({.budget = 5 * layout.block_bytes()}),
-        disk_(path, {.space = {.budget = file_slots * 4096}, .layout = layout.content_fingerprint()}),
+        disk_(path, {.space = {.budget = file_slots * 4096},
+                     .layout = layout.content_fingerprint(),
+                     .max_chunks = 4096}),
         tiers_(cache_, offload::layout_mover(host_executor{}, memory()), {.load_headroom = 0},
-               offload::kv_tier(host_, 5 * layout.block_bytes(), write_through{}),
-               offload::kv_tier(disk_, file_slots * 4096)) {}
+               offload::kv_tier(host_, 5 * layout.block_bytes(), write_through{}), disk_tier<Codec>(disk_)) {}
 
   /// Serves one prompt, and stores it. Tokens that came from the tiers; a wrong byte ends it.
   std::uint64_t serve(std::uint32_t number) {
@@ -109,7 +129,7 @@ class server {
   host_space host_;
   persistent_file_space<> disk_;
   kv_tiers<paged_allocator<traits>, offload::layout_mover<host_executor>, offload::kv_tier<host_space>,
-           offload::kv_tier<persistent_file_space<>>>
+           offload::kv_tier<persistent_file_space<>, lru_eviction, Codec>>
       tiers_;
   std::uint64_t wrong_ = 0;
 };
@@ -120,13 +140,13 @@ TEST_CASE("a later process loads the blocks of a persistent file") {
   const temporary_folder folder;
   const std::string path = folder.file("kv.tier");
   {
-    server first(path);
+    server<> first(path);
     for (std::uint32_t i = 0; i < 5; ++i) {
       CHECK(first.serve(i) <= 8);
       first.flush();
     }
   }
-  server second(path);
+  server<> second(path);
   CHECK(second.stats().tiers[1].recovered >= 10);
   CHECK(second.audit() == std::vector<std::string>{});
   for (std::uint32_t i = 0; i < 4; ++i)
@@ -138,7 +158,7 @@ TEST_CASE("changed bytes of the file are misses") {
   const temporary_folder folder;
   const std::string path = folder.file("kv.tier");
   {
-    server first(path);
+    server<> first(path);
     first.serve(1);
     first.flush();
   }
@@ -155,51 +175,106 @@ TEST_CASE("changed bytes of the file are misses") {
     }
     ::close(file);
   }
-  server second(path);
+  server<> second(path);
   CHECK(second.stats().tiers[1].recovered == 4);
   CHECK(second.serve(1) == 0);
   CHECK(second.stats().tiers[1].damaged == 4);
   CHECK(second.wrong() == 0);
 }
 
-TEST_CASE("a process that is killed at any moment leaves no wrong block") {
-  std::uint64_t recovered = 0;
-  for (const std::uint64_t seed : llmmem_tests::seeds(12)) {
-    CAPTURE(seed);
-    random_numbers random(seed);
-    const temporary_folder folder;
-    const std::string path = folder.file("kv.tier");
-    for (int round = 0; round < 2; ++round) {
-      int ready[2];
-      REQUIRE(::pipe(ready) == 0);
-      const pid_t child = ::fork();
-      REQUIRE(child >= 0);
-      if (child == 0) {
-        random_numbers own(seed + static_cast<std::uint64_t>(round));
-        server serving(path);
-        for (;;) {
-          serving.serve(own.below(std::uint32_t{12}));
-          if (serving.wrong() != 0) ::_exit(1);
-          static_cast<void>(!::write(ready[1], "x", 1));
-        }
-      }
-      ::close(ready[1]);
-      char byte = 0;
-      for (std::uint64_t i = 2 + random.below(std::uint64_t{40}); i > 0; --i)
-        REQUIRE(::read(ready[0], &byte, 1) == 1);
-      ::usleep(static_cast<useconds_t>(random.below(std::uint64_t{500})));
-      ::kill(child, SIGKILL);
-      int status = 0;
-      REQUIRE(::waitpid(child, &status, 0) == child);
-      CHECK(WIFSIGNALED(status));
-      ::close(ready[0]);
+TEST_CASE("a later process loads stored forms, and one of another codec or none does not take them") {
+  const temporary_folder folder;
+  const std::string path = folder.file("kv.tier");
+  const auto serve_all = [](auto& of) {
+    std::uint64_t loaded = 0;
+    for (std::uint32_t i = 0; i < 5; ++i) {
+      loaded += of.serve(i);
+      of.flush();
     }
-    server after(path);
-    recovered += after.stats().tiers[1].recovered;
-    for (std::uint32_t i = 0; i < 12; ++i)
-      after.serve(i);
-    CHECK(after.wrong() == 0);
-    CHECK(after.audit() == std::vector<std::string>{});
+    CHECK(of.wrong() == 0);
+    CHECK(of.audit() == std::vector<std::string>{});
+    return loaded;
+  };
+  {
+    server<varied> first(path);
+    serve_all(first);
+    const offload::kv_tier_stats disk = first.stats().tiers[1];
+    CHECK(disk.slots == file_slots * 64);          // slots of 64 bytes, each of a block of 1024
+    CHECK(disk.stored_bytes == disk.stored * 11);  // the head, and two bytes
+    CHECK(disk.stored > 5);
+    CHECK(disk.too_long > 0);
+    CHECK(disk.failures == 0);
+  }
+  {
+    server<varied> second(path);
+    CHECK(second.stats().tiers[1].recovered >= 8);
+    CHECK(serve_all(second) >= 24);
+    CHECK(second.stats().tiers[1].damaged == 0);
+  }
+  {
+    server<offload::coded<varied_codec<2>>> other(path);
+    CHECK(other.stats().tiers[1].recovered >= 8);
+    serve_all(other);
+    CHECK(other.stats().tiers[1].damaged > 0);  // and written again, in its own form
+  }
+  server<> plain(path);
+  CHECK(plain.stats().tiers[1].recovered == 0);
+  CHECK(plain.serve(0) == 0);
+  CHECK(plain.wrong() == 0);
+}
+
+namespace {
+
+/// Kills servers at random moments. Returns how many blocks the next ones found.
+template <class Server>
+std::uint64_t kill_servers(std::uint64_t seed) {
+  CAPTURE(seed);
+  random_numbers random(seed);
+  const temporary_folder folder;
+  const std::string path = folder.file("kv.tier");
+  for (int round = 0; round < 2; ++round) {
+    int ready[2];
+    REQUIRE(::pipe(ready) == 0);
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      random_numbers own(seed + static_cast<std::uint64_t>(round));
+      Server serving(path);
+      for (;;) {
+        serving.serve(own.below(std::uint32_t{12}));
+        if (serving.wrong() != 0) ::_exit(1);
+        static_cast<void>(!::write(ready[1], "x", 1));
+      }
+    }
+    ::close(ready[1]);
+    char byte = 0;
+    for (std::uint64_t i = 2 + random.below(std::uint64_t{40}); i > 0; --i)
+      REQUIRE(::read(ready[0], &byte, 1) == 1);
+    ::usleep(static_cast<useconds_t>(random.below(std::uint64_t{500})));
+    ::kill(child, SIGKILL);
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(WIFSIGNALED(status));
+    ::close(ready[0]);
+  }
+  Server after(path);
+  const std::uint64_t recovered = after.stats().tiers[1].recovered;
+  for (std::uint32_t i = 0; i < 12; ++i)
+    after.serve(i);
+  CHECK(after.wrong() == 0);
+  CHECK(after.audit() == std::vector<std::string>{});
+  return recovered;
+}
+
+}  // namespace
+
+TEST_CASE("a process that is killed at any moment leaves no wrong block, plain or in a stored form") {
+  std::uint64_t recovered = 0;
+  std::uint64_t coded = 0;
+  for (const std::uint64_t seed : llmmem_tests::seeds(8)) {
+    recovered += kill_servers<server<>>(seed);
+    coded += kill_servers<server<varied>>(seed);
   }
   CHECK(recovered > 0);
+  CHECK(coded > 0);
 }

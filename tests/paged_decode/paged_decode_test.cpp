@@ -324,6 +324,19 @@ TEST_CASE("a split cache gives the tokens and the bits of a contiguous one, on a
   }
 }
 
+TEST_CASE("a split cache of records gives the tokens and the bits of a contiguous one") {
+  experiment what = llmmem_tests::small_latents();
+  what.plan = {.requests = 4, .prefix_tokens = 11, .own_tokens = 5, .answer_tokens = 8, .samples = 2};
+  what.cache.record = record_of(latent_form::fp8_ds_mla, what.shape.latents, what.shape.rotary_dim);
+  const split_finding found = compare_split(what, {.device_threads = 2, .host_threads = 3});
+  CHECK(found.is_identical());
+  CHECK(found.split.transcripts[0].logits == found.contiguous.transcripts[0].logits);
+  CHECK(found.counts.sequences[0] > 0);
+  CHECK(found.counts.sequences[1] > 0);
+  const std::uint64_t rows = found.counts.link_bytes / what.shape.layers / sizeof(float);
+  CHECK(rows % (what.shape.query_elements() + 40 + what.shape.attended_elements()) == 0);
+}
+
 TEST_CASE("the side with more threads gets more sequences, within the device's blocks") {
   const auto tokens_of = [](std::uint32_t device, std::uint32_t host, std::uint64_t blocks) {
     const split_finding found = compare_split(
@@ -391,10 +404,7 @@ TEST_CASE("a model with latents answers alike over a paged cache of records, tok
   what.plan.requests = 3;
   what.plan.own_tokens = 6;  // prompts end inside a block
   what.plan.answer_tokens = 8;
-  what.shape.latents = 32;
-  what.shape.rotary_dim = 8;
-  what.shape.head_dim = 16;
-  what.shape.value_dim = 16;
+  what.shape = llmmem_tests::small_latents().shape;
   for (const latent_form form : {latent_form::bf16, latent_form::nvfp4_ds_mla}) {
     CAPTURE(name_of(form));
     what.with_errors = form == latent_form::bf16;
@@ -442,7 +452,7 @@ TEST_CASE("the program reports a model with latents, and refuses what that does 
           "no record of latents; with --model mla there are f32, bf16, fp8_ds_mla, nvfp4_ds_mla");
   refused({"--model", "mla", "--latents", "24"}, "must be a multiple of 16, a group of nvfp4_ds_mla");
   refused({"--model", "mla", "--rotary", "12"}, "must be a multiple of 8");
-  refused({"--model", "mla", "--split", "device=1,host=1"},
-          "--split is not for --model mla, whose cache has one head of records; leave it out");
+  refused({"--model", "mla", "--hnd"},
+          "--hnd is not for --model mla, whose cache has one head of records; leave it out");
   refused({"--latents", "64"}, "--latents is about a model with latents; give --model mla");
 }

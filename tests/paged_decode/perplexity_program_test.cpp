@@ -98,6 +98,10 @@ TEST_CASE("the program serves a model of train_gpt, and reports its perplexity i
       wrong({"--keep-tokens", "8"}) ==
       "paged_decode: --keep-tokens measures what dropped tokens cost a trained model; give --weights DIR and "
       "--text FILE");
+  CHECK(
+      wrong({"--cold"}) ==
+      "paged_decode: --cold measures what the codecs of a cold tier cost a trained model; give --weights DIR "
+      "and --text FILE");
   CHECK(wrong({"--sinks", "8"}) ==
         "paged_decode: --sinks and --recent are about tokens to keep; give --keep-tokens N");
   CHECK(wrong({"--model", "mla", "--keep-tokens", "8"}) ==

@@ -54,6 +54,24 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("records of latents come back from tiers with every bit, codes and scales together") {
+  const llmmem_tests::temporary_folder folder;
+  experiment what = llmmem_tests::small_latents();
+  tiers_experiment asked = small(folder.path().string());
+  asked.plan.conversations = 4;
+  for (const latent_form form : {latent_form::bf16, latent_form::fp8_ds_mla, latent_form::nvfp4_ds_mla}) {
+    CAPTURE(name_of(form));
+    what.cache.record = record_of(form, what.shape.latents, what.shape.rotary_dim);
+    const tiers_finding found = compare_tiers(what, asked);
+    CHECK(found.is_identical());
+    CHECK(found.tiered.computed == found.whole.computed);
+    CHECK(found.small.computed > found.whole.computed);
+    CHECK(found.tiers.file_blocks > 0);
+    CHECK(found.tiers.block_bytes ==
+          what.cache.record->row_bytes * what.shape.layers * what.cache.block_tokens);
+  }
+}
+
 TEST_CASE("tiers smaller than the contexts cost computation, and change no bit") {
   const llmmem_tests::temporary_folder folder;
   experiment what = llmmem_tests::small_decoder();
@@ -77,6 +95,32 @@ TEST_CASE("the program runs conversations, and refuses impossible ones") {
   const auto found = nlohmann::json::parse(ran.out);
   CHECK(found["identical"] == true);
   CHECK(found["computed_tiered"] == found["computed_tokens"]);
+  const outcome latents = run({"--model",
+                               "mla",
+                               "--kv",
+                               "fp8_ds_mla",
+                               "--tiers",
+                               "host=4,file=16",
+                               "--tier-dir",
+                               folder.path().string(),
+                               "--conversations",
+                               "2",
+                               "--turns",
+                               "2",
+                               "--message",
+                               "3",
+                               "--answer",
+                               "2",
+                               "--layers",
+                               "1",
+                               "--latents",
+                               "16",
+                               "--rotary",
+                               "8",
+                               "--query-heads",
+                               "1"});
+  CHECK(latents.status == example::exit_status::success);
+  CHECK(latents.out.find("in fp8_ds_mla") != std::string::npos);
   const auto refused = [](const std::vector<std::string>& arguments, const char* text) {
     const outcome came = run(arguments);
     CHECK(came.status == example::exit_status::wrong_usage);

@@ -271,6 +271,36 @@ TEST_CASE("a cache that keeps some tokens attends to those with the largest sums
   cache.release(of);
 }
 
+TEST_CASE("blocks from a cold tier cost the bits of their bins, and a lossless codec changes no bit") {
+  trained of;
+  const trained_model model(shape, of.weights);
+  const std::vector<std::uint8_t> text(
+      of.batch.tokens.begin(), of.batch.tokens.begin() + static_cast<std::ptrdiff_t>(shape.context + 1));
+  const std::vector<llmmem::offload::layer_bins> few{{.keys = 9, .values = 9}};
+  const std::vector<llmmem::offload::layer_bins> many{{.keys = 65, .values = 65}};
+  const std::vector<cold_form> colds{{.name = "lossless"}, {"9", few}, {"65", many}};
+  const perplexity_finding found = measure_perplexity(model, "text", text, {.block_tokens = 4}, 1, {}, colds);
+  REQUIRE(found.cold.size() == 3);
+  const form_quality& bf16 = found.forms[1];
+  CHECK(found.cold[0].perplexity == bf16.perplexity);
+  CHECK(found.cold[0].divergence == bf16.divergence);
+  for (const form_quality& each : found.cold) {
+    CHECK(each.cold.blocks == shape.context / 4);
+    CHECK(each.cold.values == each.cold.blocks * 4 * 2 * shape.width * shape.blocks);
+  }
+  CHECK(found.cold[0].cold.error_share(0) == 0);
+  CHECK(found.cold[1].cold.bits_of_value() < found.cold[2].cold.bits_of_value());
+  CHECK(found.cold[2].cold.bits_of_value() < 8);
+  for (std::size_t plane = 0; plane < 2; ++plane) {
+    CHECK(found.cold[1].cold.error_share(plane) > 4 * found.cold[2].cold.error_share(plane));
+    CHECK(found.cold[2].cold.error_share(plane) > 0);
+  }
+  CHECK(found.cold[1].divergence > found.cold[2].divergence);
+  CHECK(found.cold[2].divergence > bf16.divergence);
+  CHECK(to_json(found).find("\"codec\": \"65\"") != std::string::npos);
+  CHECK(to_report({}, found).find("bits a value") != std::string::npos);
+}
+
 TEST_CASE("forms whose groups do not fit the heads are left out, and reported") {
   constexpr train_gpt::gpt_shape narrow{.blocks = 1, .width = 32, .heads = 2, .context = 8, .batch = 1};
   std::vector<std::vector<float>> layers;

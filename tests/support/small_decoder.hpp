@@ -22,4 +22,14 @@ inline paged_decode::experiment small_decoder() {
   return what;
 }
 
+/// The same with latents: records of 32 and 8 rotary elements; heads of 16 elements.
+inline paged_decode::experiment small_latents() {
+  paged_decode::experiment what = small_decoder();
+  what.shape.latents = 32;
+  what.shape.rotary_dim = 8;
+  what.shape.head_dim = 16;
+  what.shape.value_dim = 16;
+  return what;
+}
+
 }  // namespace llmmem_tests

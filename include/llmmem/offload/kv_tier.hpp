@@ -6,12 +6,14 @@
 #include <llmmem/eviction/concepts.hpp>
 #include <llmmem/eviction/lru.hpp>
 #include <llmmem/metadata.hpp>
+#include <llmmem/offload/block_codec.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/tiering/tier.hpp>
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace llmmem {
 inline namespace v0 {
@@ -42,10 +44,14 @@ struct store_policy {
 /// @tparam Space     the memory of the blocks; outlives the tiers. The host must be able to access the first
 ///                   tier's; a `persistent_file_space` keeps its blocks across restarts.
 /// @tparam Eviction  `eviction_policy` over slots: one instance for each group of layers.
-template <memory_space Space, eviction_policy Eviction = lru_eviction>
+/// @tparam Codec     the form in which blocks are stored here: `plain_blocks`, or an `offload::block_codec`.
+///                   The first tier is plain, because the mover reads it; of the others, the last may be
+///                   lossy.
+template <memory_space Space, eviction_policy Eviction = lru_eviction, class Codec = plain_blocks>
 struct kv_tier {
   using space_type = Space;
   using eviction_type = Eviction;
+  using codec_type = Codec;
   /// Makes the eviction policy of one group.
   using eviction_maker = Eviction (*)(slot_count slots, const metadata_source& source);
 
@@ -59,9 +65,22 @@ struct kv_tier {
   eviction_maker make_eviction = [](slot_count slots, const metadata_source& source) {
     return Eviction(slots, source);
   };
+  Codec codec{};
+  /// With a codec: the bytes of a slot as a share of a block's, above 0. A stored form that is longer is
+  /// declined (`kv_tier_stats::too_long`), so choose the share from forms that were measured: the slots, and
+  /// not the bytes written, are what fits into `budget`. 0: the codec's worst case, which declines none, and
+  /// saves bytes on the link alone.
+  double slot_share = 0;
+  /// With a codec: blocks that are encoded, decoded or copied at once. Each takes a worst case of memory,
+  /// which counts as metadata.
+  std::uint32_t coding_buffers = 8;
 
-  kv_tier(Space& where, std::uint64_t bytes, store_policy then = {}) noexcept
-      : space(&where), budget(bytes), down(then) {}
+  kv_tier(Space& where, std::uint64_t bytes, store_policy then = {}, Codec form = {}) noexcept
+    requires std::default_initializable<Codec>
+      : space(&where), budget(bytes), down(then), codec(std::move(form)) {}
+  kv_tier(Space& where, std::uint64_t bytes, store_policy then, Codec form) noexcept
+    requires(!std::default_initializable<Codec>)
+      : space(&where), budget(bytes), down(then), codec(std::move(form)) {}
 };
 
 /// A tier under LRU.
@@ -70,6 +89,9 @@ kv_tier(Space&, std::uint64_t) -> kv_tier<Space>;
 /// The same, with a policy for blocks that move further down.
 template <class Space, class Policy>
 kv_tier(Space&, std::uint64_t, Policy) -> kv_tier<Space>;
+/// The same, with a codec.
+template <class Space, class Policy, class Codec>
+kv_tier(Space&, std::uint64_t, Policy, Codec) -> kv_tier<Space, lru_eviction, Codec>;
 
 }  // namespace offload
 }  // namespace v0

@@ -17,6 +17,7 @@
 #include <llmmem/offload/tier_link.hpp>
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -98,11 +99,20 @@ class kv_tiers final : private offload::loss_listener {
       first_tier::space_type::is_host_accessible,
       "the host must be able to access the first tier, through which all others are read and written: "
       "put a host_space or pinned_space in front");
+  static_assert(
+      std::same_as<typename first_tier::codec_type, offload::plain_blocks>,
+      "the mover reads and writes blocks of the first tier, which takes no codec: give it to a tier "
+      "below");
+  static_assert(detail::is_sound_above_lossy<Tiers...>(),
+                "only the last tier may be lossy, and no tier above it may persist: the cache stores what "
+                "came back from it under the keys of exact blocks");
 
  public:
   using cache_type = Cache;
   using fence_type = typename Mover::fence_type;
   static constexpr std::size_t tiers = sizeof...(Tiers);
+  /// Whether blocks come back bit for bit. If not, any contents of the cache may be approximate.
+  static constexpr bool is_lossless = (Tiers::codec_type::is_lossless && ...);
 
   class load;
 
@@ -248,6 +258,9 @@ class kv_tiers final : private offload::loss_listener {
   [[nodiscard]] const std::string& name() const noexcept LLMMEM_LIFETIMEBOUND { return options_.name; }
   /// Returns one sentence for each broken invariant. O(slots); allocates.
   [[nodiscard]] std::vector<std::string> audit() const;
+  /// Returns 0 if `is_lossless`, else 64 bits of the lossy form: caches that differ in it must not exchange
+  /// blocks. `kv_pool` compares it.
+  [[nodiscard]] std::uint64_t content_form() const noexcept { return content_form_; }
 
  private:
   using record = detail::load_record<fence_type>;
@@ -344,6 +357,7 @@ class kv_tiers final : private offload::loss_listener {
   std::size_t groups_;
   std::array<std::uint32_t, max_layer_groups> layers_at_once_{};
   detail::kv_tier_stack<Tiers...> stack_;
+  std::uint64_t content_form_;  // after `groups_`
   detail::use_counts seen_;
   bool stores_at_once_;  // whether the policy stores every block, so that no use need be counted
   detail::fixed_array<pending_save> saves_;

@@ -115,9 +115,12 @@ struct kv_tier_stats {
   std::uint64_t stored = 0;  ///< blocks that arrived from above
   std::uint64_t loaded = 0;  ///< blocks that loads took from here
   std::uint64_t evictions = 0;
-  std::uint64_t damaged = 0;    ///< blocks whose bytes differed from the stored ones
-  std::uint64_t failures = 0;   ///< reads and writes that failed
-  std::uint64_t declined = 0;   ///< blocks that found no slot
+  std::uint64_t damaged = 0;   ///< blocks whose bytes differed from the stored ones
+  std::uint64_t failures = 0;  ///< reads and writes that failed
+  std::uint64_t declined = 0;  ///< blocks that found no slot
+  std::uint64_t too_long = 0;  ///< of these, blocks whose stored form is longer than a slot
+  /// With a codec: bytes of the stored forms of all blocks that arrived.
+  std::uint64_t stored_bytes = 0;
   std::uint64_t recovered = 0;  ///< blocks that an earlier process left
 };
 

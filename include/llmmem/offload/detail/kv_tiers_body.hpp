@@ -17,6 +17,7 @@ kv_tiers<Cache, Mover, Tiers...>::kv_tiers(Cache& cache, Mover mover, kv_tiers_o
       mover_(std::move(mover)),
       groups_(view_.groups().size()),
       stack_(options_, bytes_of_blocks(mover_), shares(), places...),
+      content_form_(detail::lossy_form(groups_, places...)),
       seen_(4 * stack_.first().slots[0].capacity(), options_.metadata),
       stores_at_once_(options_.store.writes_at == &write_through::writes_at ||
                       options_.store.writes_at == &demoting<write_through>::writes_at),

@@ -56,17 +56,18 @@ typename kv_tier_stack<Tiers...>::sent kv_tier_stack<Tiers...>::begin_demotion(L
                                                                                slot_id lower) noexcept {
   if (level.passage[group].empty() || level.transfer_count == level.transfers.size()) return sent::later;
   const slot_id by = level.passage[group].back();
-  const auto fence = level.medium.read(group, lower, first().medium.bytes_of(group, by));
-  if (!fence) {
-    if (is_busy(fence.error()) && level.transfer_count != 0) return sent::later;
+  const auto copy =
+      level.medium.read(group, lower, level.slots[group].stored(lower), first().medium.bytes_of(group, by));
+  if (!copy) {
+    if (is_busy(copy.error()) && level.transfer_count != 0) return sent::later;
     ++level.counted.failures;
-    last_failure_ = fence.error();
+    last_failure_ = copy.error();
     return sent::impossible;
   }
   level.passage[group].pop_back();
   level.slots[group].pin(lower);
   ++level.demoting[group];
-  level.transfers[level.transfer_count++] = {.fence = *fence,
+  level.transfers[level.transfer_count++] = {.copy = *copy,
                                              .group = static_cast<std::uint32_t>(group),
                                              .upper = by,
                                              .lower = lower,
@@ -92,7 +93,6 @@ template <std::size_t K, class Transfer>
 bool kv_tier_stack<Tiers...>::continue_demotion(Transfer& of, std::uint64_t now) noexcept {
   auto& level = std::get<K>(this->levels_);
   if constexpr (K + 1 < levels) {
-    using level_type = std::remove_reference_t<decltype(level)>;
     auto& slots = level.slots[of.group];
     const auto bytes = first().medium.bytes_of(of.group, of.upper);
     const auto give_up = [&] {
@@ -100,20 +100,11 @@ bool kv_tier_stack<Tiers...>::continue_demotion(Transfer& of, std::uint64_t now)
       return true;
     };
     if (!of.has_arrived) {
-      if (const auto outcome = level.medium.outcome_of(of.fence); !outcome) {
-        fail(level, outcome.error(), now);
-        return give_up();
-      }
-      if constexpr (level_type::medium_type::leaves_memory) {
-        const std::uint32_t found = crc32c(0, bytes);
-        if (found != slots.checksum(of.lower)) {
-          last_failure_ = {errc::checksum_differs, to_index(of.lower), slots.checksum(of.lower), found,
-                           level.medium.name()};
-          ++level.counted.damaged;
-          if (slots.is_live(of.lower)) drop(level, of.group, of.lower);
-          return give_up();
-        }
-      }
+      const auto outcome = level.medium.outcome_of(of.copy.fence);
+      if (!outcome) fail(level, outcome.error(), now);
+      const bool is_good = outcome && accept(level, of).code == errc::ok;
+      level.medium.release(of.copy);
+      if (!is_good) return give_up();
       of.has_arrived = true;
     }
     auto& next = std::get<K + 1>(this->levels_);
@@ -126,21 +117,17 @@ bool kv_tier_stack<Tiers...>::continue_demotion(Transfer& of, std::uint64_t now)
       if (room == sent::impossible) return give_up();
     }
     const slot_id target = below.begin_fill(slots.key(of.lower), slots.parent(of.lower));
-    const std::uint32_t checksum =
-        std::remove_reference_t<decltype(next)>::medium_type::leaves_memory ? crc32c(0, bytes) : 0;
-    const auto fence = next.medium.write(of.group, target, bytes);
-    if (!fence) {
+    const auto copy = next.medium.write(of.group, target, bytes);
+    if (!copy) {
       below.abandon_fill(target);
-      if (is_busy(fence.error()) && next.transfer_count != 0) return false;
-      ++next.counted.failures;
-      last_failure_ = fence.error();
+      if (is_busy(copy.error()) && next.transfer_count != 0) return false;
+      note_refused(next, copy.error());
       return give_up();
     }
-    next.transfers[next.transfer_count++] = {.fence = *fence,
+    next.transfers[next.transfer_count++] = {.copy = *copy,
                                              .group = of.group,
                                              .upper = of.upper,
                                              .lower = target,
-                                             .checksum = checksum,
                                              .goes_down = true,
                                              .demotes = true,
                                              .source = of.lower};

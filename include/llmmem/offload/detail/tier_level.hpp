@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace llmmem {
@@ -27,15 +28,14 @@ struct load_cookie {
 /// One tier: its bytes, its slots by group, and its transfers from and to the first tier.
 template <class Tier>
 struct tier_level {
-  using medium_type = tier_medium<typename Tier::space_type>;
+  using medium_type = tier_medium<typename Tier::space_type, typename Tier::codec_type>;
   using slots_type = tier_slots<typename Tier::eviction_type>;
 
   struct transfer {
-    typename medium_type::fence_type fence{};
+    typename medium_type::copy_type copy{};
     std::uint32_t group = 0;
     slot_id upper = no_slot;  ///< slot in the first tier
     slot_id lower = no_slot;  ///< here
-    std::uint32_t checksum = 0;
     bool goes_down = false;
     bool for_room = false;  ///< the upper slot must become free afterwards
     bool demotes = false;   ///< the block moves to the next tier, by way of a reserved slot of the first one
@@ -49,8 +49,8 @@ struct tier_level {
   };
 
   tier_level(const Tier& tier, const slot_regions& regions, std::size_t groups,
-             const kv_tiers_options& options)
-      : medium(*tier.space, regions, groups),
+             const kv_tiers_options& options, typename medium_type::coding_type coding)
+      : medium(*tier.space, regions, groups, std::move(coding)),
         down(tier.down),
         transfers(options.max_transfers, options.metadata, "kv_tiers: transfers"),
         owed(std::uint64_t{options.max_transfers} * 4, options.metadata, "kv_tiers: writes to come") {

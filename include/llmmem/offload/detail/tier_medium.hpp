@@ -5,6 +5,10 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/hash/block_key.hpp>
+#include <llmmem/hash/crc32c.hpp>
+#include <llmmem/hash/errors.hpp>
+#include <llmmem/offload/block_codec.hpp>
+#include <llmmem/offload/detail/block_coding.hpp>
 #include <llmmem/offload/detail/tier_slots.hpp>
 #include <llmmem/offload/kv_mover.hpp>
 #include <llmmem/paging/layer_group.hpp>
@@ -20,6 +24,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace llmmem {
@@ -31,7 +36,8 @@ struct slot_region {
   std::uint64_t first = 0;  ///< first byte in the tier's range
   std::uint64_t slots = 0;
   std::uint64_t stride = 0;
-  std::uint64_t bytes = 0;  ///< of a block
+  std::uint64_t bytes = 0;       ///< of a block
+  std::uint64_t most_bytes = 0;  ///< of a stored form: `bytes` without a codec
 
   [[nodiscard]] constexpr std::uint64_t offset(slot_id slot) const noexcept {
     return first + to_index(slot) * stride;
@@ -51,7 +57,7 @@ using slot_regions = std::array<slot_region, max_layer_groups>;
   std::uint64_t first = 0;
   for (std::size_t g = 0; g < block_bytes.size(); ++g) {
     slot_region& region = out[g];
-    region.bytes = block_bytes[g];
+    region.bytes = region.most_bytes = block_bytes[g];
     region.stride = (block_bytes[g] + granularity - 1) / granularity * granularity;
     const std::uint64_t part =
         block_bytes.size() == 1
@@ -70,21 +76,33 @@ using slot_regions = std::array<slot_region, max_layer_groups>;
   return out;
 }
 
+/// A copy under way between a tier's slot and the first tier.
+template <class Fence>
+struct medium_copy {
+  Fence fence{};
+  std::uint32_t checksum = 0;               ///< of the bytes written, if they leave memory
+  std::uint32_t stored = 0;                 ///< bytes of the stored form, with a codec
+  std::uint32_t buffer = no_coding_buffer;  ///< in use until `release`
+};
+
 /// One tier's range, and its copies. If the space has an index, the slots are recorded there.
-template <memory_space Space>
+template <memory_space Space, class Codec = offload::plain_blocks>
 class tier_medium {
  public:
   using fence_type = typename Space::fence_type;
+  using copy_type = medium_copy<fence_type>;
+  using coding_type = block_coding<Codec>;
   static constexpr bool is_host_accessible = Space::is_host_accessible;
   /// Whether blocks are verified when they come back.
   static constexpr bool leaves_memory = detail::leaves_memory<Space>();
   static constexpr bool persists = detail::persists_chunks<Space>();
   static_assert(copy_queue<Space, Space>, "the space of a kv_tier must be the queue of its own copies");
 
-  tier_medium(Space& space, const slot_regions& regions, std::size_t groups)
+  tier_medium(Space& space, const slot_regions& regions, std::size_t groups, coding_type coding)
       : space_(&space),
         regions_(regions),
         groups_(groups),
+        coding_(std::move(coding)),
         buffer_(space, total(), std::align_val_t{alignment()}) {
     if constexpr (persists) {
       std::uint64_t slots = 0;
@@ -114,12 +132,61 @@ class tier_medium {
     return {buffer_.range().data + regions_[group].first, regions_[group].slots, regions_[group].stride};
   }
 
-  result<fence_type> write(std::size_t group, slot_id slot, std::span<const std::byte> from) noexcept {
-    return space_->copy_in_async(range_of(group, slot), from, {});
+  /// Begins to write a block. `errc::table_full`: all buffers of the codec are in use; `errc::too_short`: the
+  /// stored form is longer than the slot.
+  result<copy_type> write(std::size_t group, slot_id slot, std::span<const std::byte> from) noexcept {
+    copy_type out;
+    std::span<const std::byte> bytes = from;
+    if constexpr (!coding_type::is_plain) {
+      out.buffer = coding_.take();
+      if (out.buffer == no_coding_buffer) return all_in_use();
+      const auto stored = coding_.encode(group, from, out.buffer);
+      const std::uint64_t most = regions_[group].most_bytes;
+      if (!stored || *stored > most) {
+        coding_.give(out.buffer);
+        if (!stored) return stored.error();
+        return failure{errc::too_short, to_index(slot), *stored, most, name()};
+      }
+      out.stored = *stored;
+      bytes = coding_.buffer(out.buffer).first(out.stored);
+    }
+    if constexpr (leaves_memory) out.checksum = crc32c(0, bytes);
+    const auto fence = space_->copy_in_async(range_of(group, slot, bytes.size()), bytes, {});
+    return begun(out, fence);
   }
-  result<fence_type> read(std::size_t group, slot_id slot, std::span<std::byte> to) noexcept {
-    return space_->copy_out_async(to, range_of(group, slot), {});
+  /// Begins to read a block, of which `accept` makes `to` when the fence has passed.
+  /// @param stored  bytes of its stored form, with a codec
+  result<copy_type> read(std::size_t group, slot_id slot, std::uint32_t stored,
+                         std::span<std::byte> to) noexcept {
+    copy_type out{.stored = stored};
+    std::span<std::byte> bytes = to;
+    if constexpr (!coding_type::is_plain) {
+      out.buffer = coding_.take();
+      if (out.buffer == no_coding_buffer) return all_in_use();
+      bytes = coding_.buffer(out.buffer).first(stored);
+    }
+    return begun(out, space_->copy_out_async(bytes, range_of(group, slot, bytes.size()), {}));
   }
+  /// Verifies the bytes that a successful read has brought, and restores the block.
+  /// @param checksum  of the bytes that were written
+  result<void> accept(std::size_t group, slot_id slot, const copy_type& copy, std::uint32_t checksum,
+                      std::span<std::byte> to) noexcept {
+    std::span<const std::byte> bytes = to;
+    if constexpr (!coding_type::is_plain) bytes = coding_.buffer(copy.buffer).first(copy.stored);
+    if constexpr (leaves_memory) {
+      if (const std::uint32_t found = crc32c(0, bytes); found != checksum)
+        return failure{errc::checksum_differs, to_index(slot), checksum, found, name()};
+    }
+    if constexpr (!coding_type::is_plain) return coding_.decode(group, copy.buffer, copy.stored, to);
+    return {};
+  }
+  /// Ends a copy whose fence has passed.
+  void release(copy_type& copy) noexcept {
+    coding_.give(copy.buffer);
+    copy.buffer = no_coding_buffer;
+  }
+  [[nodiscard]] std::uint64_t coding_bytes() const noexcept { return coding_.memory_bytes(); }
+  [[nodiscard]] bool has_free_buffers() const noexcept { return coding_.is_idle(); }
   /// Returns the outcome of a copy whose fence has passed, and clears its failure.
   [[nodiscard]] static result<void> outcome_of(const fence_type& fence) noexcept {
     if constexpr (requires { fence.conclude(); }) {
@@ -135,14 +202,14 @@ class tier_medium {
 
   /// Records in the index that a block is in a slot, or no longer is.
   result<void> keep(std::size_t group, slot_id slot, const block_key& key, parent_digest parent,
-                    std::uint32_t checksum) noexcept {
+                    const copy_type& copy) noexcept {
     if constexpr (persists) {
       return space_->index().keep({.key = key,
                                    .offset = base_offset() + regions_[group].offset(slot),
                                    .bytes = regions_[group].bytes,
-                                   .stored = regions_[group].bytes,
+                                   .stored = coding_type::is_plain ? regions_[group].bytes : copy.stored,
                                    .format = static_cast<std::uint64_t>(parent),
-                                   .checksum = checksum});
+                                   .checksum = copy.checksum});
     } else {
       return {};
     }
@@ -178,7 +245,7 @@ class tier_medium {
             continue;
           const std::uint64_t slot = (at - region.first) / region.stride;
           const bool fits = (at - region.first) % region.stride == 0 && extent.bytes == region.bytes &&
-                            extent.stored == region.bytes;
+                            is_of_this_kind(region, extent.stored);
           if (fits && take(g, slot_id{static_cast<std::uint32_t>(slot)}, extent)) {
             ++taken;
             return;
@@ -208,11 +275,26 @@ class tier_medium {
     }
     return page;
   }
-  [[nodiscard]] range_type range_of(std::size_t group, slot_id slot) const noexcept {
+  [[nodiscard]] range_type range_of(std::size_t group, slot_id slot, std::uint64_t bytes) const noexcept {
     range_type out = buffer_.range();
     out.data += regions_[group].offset(slot);
-    out.bytes = regions_[group].bytes;
+    out.bytes = bytes;
     return out;
+  }
+  /// Returns whether a block stored in so many bytes is in this tier's form, or in another codec's, which
+  /// `accept` refuses.
+  [[nodiscard]] static bool is_of_this_kind(const slot_region& region, std::uint64_t stored) noexcept {
+    if constexpr (coding_type::is_plain) return stored == region.bytes;
+    return stored != region.bytes && stored <= region.most_bytes;
+  }
+  [[nodiscard]] failure all_in_use() const noexcept { return {.code = errc::table_full, .where = name()}; }
+  result<copy_type> begun(copy_type& copy, const result<fence_type>& fence) noexcept {
+    if (!fence) {
+      release(copy);
+      return fence.error();
+    }
+    copy.fence = *fence;
+    return copy;
   }
   [[nodiscard]] std::uint64_t base_offset() const noexcept {
     return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(buffer_.range().data));
@@ -220,6 +302,7 @@ class tier_medium {
   Space* space_;
   slot_regions regions_;
   std::size_t groups_;
+  coding_type coding_;
   space_buffer<Space> buffer_;
 };
 

@@ -124,7 +124,7 @@ class kv_tier_places {
   [[nodiscard]] std::uint64_t metadata_bytes() const noexcept {
     std::uint64_t bytes = 0;
     each_level(*this, [&](std::size_t, const auto& level) {
-      bytes += level.transfers.bytes() + level.owed.bytes();
+      bytes += level.transfers.bytes() + level.owed.bytes() + level.medium.coding_bytes();
       for (const auto& slots : level.slots)
         bytes += slots.metadata_bytes();
     });
@@ -217,8 +217,33 @@ class kv_tier_places {
     const std::uint64_t unit =
         tier.granularity != 0 ? tier.granularity : (Tier::space_type::is_host_accessible ? 1 : 4096);
     const std::string who = options_->name + ": " + std::string(tier.space->name());
-    return tier_level<Tier>(tier, divide_tier(tier.budget, unit, block_bytes, shares, who), groups_,
-                            *options_);
+    using coding_type = typename tier_level<Tier>::medium_type::coding_type;
+    std::vector<std::uint64_t> slot_bytes(block_bytes.begin(), block_bytes.end());
+    if constexpr (!coding_type::is_plain) {
+      for (std::size_t g = 0; g < slot_bytes.size(); ++g)
+        slot_bytes[g] =
+            stored_slot(tier, coding_type::worst_case(tier.codec, g, block_bytes[g]), block_bytes[g], who);
+    }
+    slot_regions regions = divide_tier(tier.budget, unit, slot_bytes, shares, who);
+    for (std::size_t g = 0; g < slot_bytes.size(); ++g) {
+      regions[g].bytes = block_bytes[g];
+      if constexpr (!coding_type::is_plain) regions[g].most_bytes = regions[g].stride;
+    }
+    return tier_level<Tier>(
+        tier, regions, groups_, *options_,
+        coding_type(tier.codec, block_bytes, tier.coding_buffers, options_->metadata, who));
+  }
+  /// Returns the bytes of a slot for stored forms.
+  template <class Tier>
+  [[nodiscard]] static std::uint64_t stored_slot(const Tier& tier, std::uint64_t worst_case,
+                                                 std::uint64_t block_bytes, const std::string& who) {
+    if (!(tier.slot_share >= 0 && tier.slot_share <= 16)) {
+      throw argument_error(who + ": slot_share is negative, no number, or above 16; give the bytes of a " +
+                           "slot as a share of a block's, or 0 for the codec's worst case");
+    }
+    if (tier.slot_share == 0) return worst_case;
+    const auto bytes = static_cast<std::uint64_t>(tier.slot_share * static_cast<double>(block_bytes));
+    return bytes == 0 ? 1 : bytes < worst_case ? bytes : worst_case;
   }
   template <std::size_t Index, class Self, class F>
   static decltype(auto) visit(Self& self, std::size_t k, F& f) {
@@ -234,7 +259,8 @@ class kv_tier_places {
         level.medium.recover([&](std::size_t g, slot_id slot, const chunk_extent& extent) {
           auto& slots = level.slots[g];
           if (!slots.is_free(slot) || slots.find(extent.key)) return false;
-          slots.recover(slot, extent.key, parent_digest{extent.format}, extent.checksum);
+          slots.recover(slot, extent.key, parent_digest{extent.format}, extent.checksum,
+                        static_cast<std::uint32_t>(extent.stored));
           return true;
         });
     for (auto& slots : level.slots)

@@ -72,8 +72,9 @@ class tier_slots {
   }
   /// Enters a slot whose contents an earlier process left; the caller calls `end_recovery` after the last
   /// one. @pre no slot has the key
-  void recover(slot_id slot, const block_key& key, parent_digest parent, std::uint32_t checksum) noexcept {
-    at(slot) = {.parent = parent, .checksum = checksum, .state = slot_state::ready};
+  void recover(slot_id slot, const block_key& key, parent_digest parent, std::uint32_t checksum,
+               std::uint32_t stored = 0) noexcept {
+    at(slot) = {.parent = parent, .checksum = checksum, .stored = stored, .state = slot_state::ready};
     index_.stage(key, block_of(slot));
     index_.insert(block_of(slot), 1);
     ++changes_;
@@ -160,7 +161,13 @@ class tier_slots {
   [[nodiscard]] const block_key& key(slot_id slot) const noexcept { return index_.key(block_of(slot)); }
   [[nodiscard]] parent_digest parent(slot_id slot) const noexcept { return at(slot).parent; }
   [[nodiscard]] std::uint32_t checksum(slot_id slot) const noexcept { return at(slot).checksum; }
-  void set_checksum(slot_id slot, std::uint32_t checksum) noexcept { at(slot).checksum = checksum; }
+  /// Notes what the slot's bytes are.
+  /// @param stored  how many, in a tier with a codec
+  void set_stored(slot_id slot, std::uint32_t checksum, std::uint32_t stored) noexcept {
+    at(slot).checksum = checksum;
+    at(slot).stored = stored;
+  }
+  [[nodiscard]] std::uint32_t stored(slot_id slot) const noexcept { return at(slot).stored; }
   [[nodiscard]] std::uint32_t pins(slot_id slot) const noexcept { return at(slot).pins; }
 
   [[nodiscard]] std::uint64_t capacity() const noexcept { return entries_.size(); }
@@ -211,6 +218,7 @@ class tier_slots {
   struct entry {
     parent_digest parent = parent_digest::unknown;
     std::uint32_t checksum = 0;
+    std::uint32_t stored = 0;  // bytes of the stored form, in a tier with a codec
     std::uint32_t pins = 0;
     std::uint32_t uses = 0;
     std::uint32_t loads = 0;

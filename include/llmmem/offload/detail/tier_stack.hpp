@@ -131,18 +131,19 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
         out = begun::no_transfer;
         return;
       }
-      const auto fence = level.medium.read(group, lower, first().medium.bytes_of(group, *upper));
-      if (!fence) {
+      const auto copy =
+          level.medium.read(group, lower, slots.stored(lower), first().medium.bytes_of(group, *upper));
+      if (!copy) {
         first().slots[group].abandon_fill(*upper);
         slots.unpin(lower);
-        if (is_busy(fence.error())) {
+        if (is_busy(copy.error())) {
           out = begun::no_transfer;
         } else {
-          fail(level, fence.error(), now);
+          fail(level, copy.error(), now);
         }
         return;
       }
-      level.transfers[level.transfer_count++] = {.fence = *fence,
+      level.transfers[level.transfer_count++] = {.copy = *copy,
                                                  .group = static_cast<std::uint32_t>(group),
                                                  .upper = *upper,
                                                  .lower = lower,
@@ -188,7 +189,7 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
   void wait() noexcept {
     each_lower(*this, [&](std::size_t, auto& level) {
       for (std::size_t i = 0; i < level.transfer_count; ++i)
-        wait_for(level.transfers[i].fence);
+        wait_for(level.transfers[i].copy.fence);
     });
   }
   /// Calls `f(k, group)` for each block on its way between tier k and the first one.
@@ -255,24 +256,19 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
         if (level.transfer_count == level.transfers.size()) return sent::later;
       }
       const slot_id lower = slots.begin_fill(above.key(upper), above.parent(upper));
-      const std::span<const std::byte> bytes = first().medium.bytes_of(group, upper);
-      const std::uint32_t checksum =
-          std::remove_reference_t<decltype(level.medium)>::leaves_memory ? crc32c(0, bytes) : 0;
-      const auto fence = level.medium.write(group, lower, bytes);
-      if (!fence) {
+      const auto copy = level.medium.write(group, lower, first().medium.bytes_of(group, upper));
+      if (!copy) {
         slots.abandon_fill(lower);
-        if (is_busy(fence.error()) && level.transfer_count != 0) return sent::later;
-        ++level.counted.failures;
-        last_failure_ = fence.error();
+        if (is_busy(copy.error()) && level.transfer_count != 0) return sent::later;
+        note_refused(level, copy.error());
         return sent::impossible;
       }
       above.pin(upper);
       if (for_room) ++leaving_[group];
-      level.transfers[level.transfer_count++] = {.fence = *fence,
+      level.transfers[level.transfer_count++] = {.copy = *copy,
                                                  .group = static_cast<std::uint32_t>(group),
                                                  .upper = upper,
                                                  .lower = lower,
-                                                 .checksum = checksum,
                                                  .goes_down = true,
                                                  .for_room = for_room};
       return sent::begun;
@@ -333,7 +329,7 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
       bool is_write_under_way = false;
       for (std::size_t i = 0; i < level.transfer_count; ++i) {
         auto done = level.transfers[i];
-        if (!done.fence.ready() || (done.goes_down && is_write_under_way)) {
+        if (!done.copy.fence.ready() || (done.goes_down && is_write_under_way)) {
           is_write_under_way = is_write_under_way || done.goes_down;
           level.transfers[kept++] = done;
           continue;
@@ -342,7 +338,7 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
           if (!continue_demotion<K>(done, now)) level.transfers[kept++] = done;
           continue;
         }
-        const result<void> outcome = level.medium.outcome_of(done.fence);
+        const result<void> outcome = level.medium.outcome_of(done.copy.fence);
         if (done.goes_down) {
           finish_write<K>(done, outcome, now);
         } else {
@@ -354,8 +350,9 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
     }
   }
   template <std::size_t K, class Transfer>
-  void finish_write(const Transfer& done, const result<void>& outcome, std::uint64_t now) noexcept {
+  void finish_write(Transfer& done, const result<void>& outcome, std::uint64_t now) noexcept {
     auto& level = std::get<K>(this->levels_);
+    level.medium.release(done.copy);
     auto& slots = level.slots[done.group];
     auto& above = first().slots[done.group];
     if (!outcome) {
@@ -365,9 +362,10 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
       const bool wanted = slots.finish_fill(done.lower);
       if (wanted) {
         ++level.counted.stored;
-        slots.set_checksum(done.lower, done.checksum);
+        level.counted.stored_bytes += done.copy.stored;
+        slots.set_stored(done.lower, done.copy.checksum, done.copy.stored);
         const auto kept = level.medium.keep(done.group, done.lower, slots.key(done.lower),
-                                            slots.parent(done.lower), done.checksum);
+                                            slots.parent(done.lower), done.copy);
         if (!kept) note_index(kept.error());  // this process finds the block regardless
       }
       slots.unpin(done.lower);
@@ -384,7 +382,7 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
     if (done.for_room && above.can_leave(done.upper)) above.evict(done.upper);
   }
   template <class Level, class Transfer, class Arrived>
-  void finish_read(Level& level, const Transfer& done, const result<void>& outcome, std::uint64_t now,
+  void finish_read(Level& level, Transfer& done, const result<void>& outcome, std::uint64_t now,
                    Arrived& arrived) noexcept {
     auto& slots = level.slots[done.group];
     auto& above = first().slots[done.group];
@@ -392,16 +390,10 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
     if (!outcome) {
       why = outcome.error();
       fail(level, why, now);
-    } else if constexpr (Level::medium_type::leaves_memory) {
-      const std::uint32_t found = crc32c(0, first().medium.bytes_of(done.group, done.upper));
-      if (found != slots.checksum(done.lower)) {
-        why = {errc::checksum_differs, to_index(done.lower), slots.checksum(done.lower), found,
-               level.medium.name()};
-        ++level.counted.damaged;
-        last_failure_ = why;
-        if (slots.is_live(done.lower)) drop(level, done.group, done.lower);
-      }
+    } else {
+      why = accept(level, done);
     }
+    level.medium.release(done.copy);
     if (slots.is_doomed(done.lower) && why.code == errc::ok)
       why = {errc::cancelled, to_index(done.lower), 0, 0, level.medium.name()};
     if (why.code == errc::ok && !above.finish_fill(done.upper))
@@ -415,6 +407,29 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
     above.abandon_fill(done.upper);
     if (done.waiting.generation != 0) arrived(done.waiting, no_slot, why);
   }
+  /// Verifies and restores what a read has brought; a damaged block leaves its tier.
+  template <class Level, class Transfer>
+  failure accept(Level& level, const Transfer& done) noexcept {
+    auto& slots = level.slots[done.group];
+    const auto good = level.medium.accept(done.group, done.lower, done.copy, slots.checksum(done.lower),
+                                          first().medium.bytes_of(done.group, done.upper));
+    if (good) return {};
+    ++level.counted.damaged;
+    last_failure_ = good.error();
+    if (slots.is_live(done.lower)) drop(level, done.group, done.lower);
+    return good.error();
+  }
+  /// Notes that a block could not be written to a tier.
+  template <class Level>
+  void note_refused(Level& level, const failure& why) noexcept {
+    if (why.code == errc::too_short) {
+      ++level.counted.declined;
+      ++level.counted.too_long;
+      return;
+    }
+    ++level.counted.failures;
+    last_failure_ = why;
+  }
   template <class Slots>
   static void slots_used(Slots& slots, slot_id slot) noexcept {
     if (slots.is_live(slot)) slots.touch(slot);
@@ -426,7 +441,7 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
       for (std::size_t i = 0; i < level.transfer_count && !has_waited; ++i) {
         // A demotion that has been read waits for other transfers.
         if (level.transfers[i].has_arrived || !is_meant(level.transfers[i].waiting)) continue;
-        wait_for(level.transfers[i].fence);
+        wait_for(level.transfers[i].copy.fence);
         has_waited = true;
       }
     });
