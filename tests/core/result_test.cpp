@@ -327,7 +327,7 @@ constexpr std::array refusals{
             "kv: another process has taken the name of seat 7, so this node announces no blocks until that "
             "process ends; give each pool its own redis_options::prefix"},
     refusal{errc::base_differs, raises::argument_error,
-            "kv: the bytes are differences to another base, with checksum 12 and not 30; give the version "
+            "kv: the bytes are differences to another base, with checksum 30 and not 12; give the version "
             "that they were encoded with"},
 };
 
