@@ -59,6 +59,7 @@ class chained_keys {
   };
   template <folding_block_hash H>
   struct folded_by<H> {
+    /// Folded blocks: those from `used` to `count` have no keys so far.
     struct type {
       std::array<typename H::folded_tokens, 4> of;
       std::size_t used = 0;

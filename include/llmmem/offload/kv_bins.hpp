@@ -83,7 +83,8 @@ class kv_bins {
   /// Returns the bound of an element's error as a share of the largest size in its vector, or of the largest
   /// difference.
   [[nodiscard]] static constexpr double bound(std::uint32_t bins) noexcept {
-    return (0.5 + 1.0 / 256) / ((bins - 1) / 2);
+    const std::uint32_t on_a_side = (bins - 1) / 2;
+    return (0.5 + 1.0 / 256) / on_a_side;
   }
 
  private:

@@ -12,11 +12,11 @@ inline namespace v0 {
 
 /// Where the Redis server of a directory is, and how it is used. Times in nanoseconds.
 struct redis_options {
-  std::string unix_socket = "";  ///< path of the server's socket; or
-  std::string host = "";         ///< its name or address, looked up once, by the constructor
+  std::string unix_socket{};  ///< path of the server's socket; or
+  std::string host{};         ///< its name or address, looked up once, by the constructor
   std::uint16_t port = 6379;
-  std::string user = "";  ///< empty: the default user
-  std::string password = "";
+  std::string user{};  ///< empty: the default user
+  std::string password{};
   std::uint32_t database = 0;
   std::string prefix = "llmmem:";  ///< of all keys, at most 64 bytes: nodes of one pool have the same
   /// How long this node counts as alive after its last renewal; it renews at a third of it. A dead node's

@@ -81,9 +81,8 @@ class block_coding {
     if (buffer != no_coding_buffer) free_.push_back(buffer);
   }
   [[nodiscard]] std::span<std::byte> buffer(std::uint32_t which) noexcept {
-    auto* const first = reinterpret_cast<std::byte*>(
-        (reinterpret_cast<std::uintptr_t>(bytes_.data()) + page - 1) / page * page);
-    return {first + which * each_, static_cast<std::size_t>(each_)};
+    const std::size_t to_page = (page - reinterpret_cast<std::uintptr_t>(bytes_.data()) % page) % page;
+    return {bytes_.data() + to_page + which * each_, static_cast<std::size_t>(each_)};
   }
 
   /// Returns the bytes of the stored form at the beginning of the buffer.

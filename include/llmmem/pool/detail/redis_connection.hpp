@@ -149,7 +149,7 @@ class redis_connection {
   }
   /// Reads what has arrived, at most a MiB. @return 0 or errno; `EPROTO` for what is no reply or too long.
   [[nodiscard]] int read(bool& has_read) noexcept {
-    std::array<char, 16384> bytes;
+    std::array<char, 16384> bytes;  // NOLINT(cppcoreguidelines-pro-type-member-init)
     for (int i = 0; i < 64; ++i) {
       const ssize_t count = ::recv(socket_, bytes.data(), bytes.size(), 0);
       if (count == 0) return ECONNRESET;
@@ -192,7 +192,7 @@ class redis_connection {
   };
 
   void put_count(std::size_t count) noexcept {
-    std::array<char, 24> text;
+    std::array<char, 24> text{};
     const auto end = std::to_chars(text.data(), text.data() + text.size(), count).ptr;
     put({text.data(), static_cast<std::size_t>(end - text.data())});
     put("\r\n");

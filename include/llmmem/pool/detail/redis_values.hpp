@@ -34,12 +34,13 @@ class short_text {
   }
   /// Puts `digits` hexadecimal digits.
   short_text& put_hex(std::uint64_t value, unsigned digits) noexcept {
+    constexpr std::string_view of_values = "0123456789abcdef";
     for (unsigned i = digits; i-- > 0;)
-      put(std::string_view(&"0123456789abcdef"[value >> 4 * i & 15U], 1));
+      put(of_values.substr(value >> 4 * i & 15U, 1));
     return *this;
   }
   short_text& put_number(std::uint64_t value) noexcept {
-    std::array<char, 20> digits;
+    std::array<char, 20> digits{};
     const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
     return put({digits.data(), static_cast<std::size_t>(end - digits.data())});
   }
@@ -120,6 +121,7 @@ class redis_record_writer {
  public:
   static constexpr std::uint32_t most_records = 2;
 
+  // Writes the bytes as it adds them. NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init)
   explicit redis_record_writer(std::size_t groups) noexcept : groups_(groups) {
     bytes_[0] = 'L';
     bytes_[1] = '1';
