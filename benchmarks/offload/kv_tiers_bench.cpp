@@ -6,10 +6,15 @@
 #include <llmmem/paged_allocator.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/transfer/file_space.hpp>
+#if __has_include(<liburing.h>)
+#include <llmmem/transfer/uring_io.hpp>
+#endif
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <numeric>
@@ -151,12 +156,14 @@ std::string file_of(const char* name) {
 }
 
 /// The limit: the same file's blocks by the queue alone, all requested before the first wait.
-void file_read(benchmark::State& state) {
+template <class Engine, class... Options>
+void file_read(benchmark::State& state, Options... options) {
   rig r(static_cast<std::uint64_t>(state.range(0)));
   const std::size_t bytes = r.layout.block_bytes();
   const std::string path = file_of("llmmem_bench_read");
   {
-    file_space<> disk(path, {.budget = r.blocks * bytes, .queue = {.max_operations = 4096}});
+    file_space<Engine> disk(path, {.budget = r.blocks * bytes, .queue = {.max_operations = 4096}},
+                            options...);
     const auto range = disk.try_allocate(r.blocks * bytes, 4096).value();
     disk.copy_in_async(range, r.kv.span().first(r.blocks * bytes), {}).value().wait();
     // Whole pages, as the slots of a tier, so that the copies bypass the page cache.
@@ -178,13 +185,50 @@ void file_read(benchmark::State& state) {
   report(state, r);
 }
 
+/// fio's rate for the same reads, past the page cache; 0 if it is not there or lacks the engine. Its start
+/// does not count.
+double rate_of_fio(const std::string& path, const char* engine, std::uint64_t block_bytes) {
+  const std::string command = "fio --name=blocks --filename=" + path +
+                              " --size=" + std::to_string(moved_bytes) +
+                              " --bs=" + std::to_string(block_bytes) +
+                              " --rw=read --loops=8 --direct=1 --iodepth=64 --ioengine=" + engine +
+                              " --output-format=terse --terse-version=3 2>/dev/null";
+  std::FILE* const out = ::popen(command.c_str(), "r");
+  if (out == nullptr) return 0;
+  std::string text(4096, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), out));
+  ::pclose(out);
+  std::size_t at = 0;
+  for (int field = 0; field < 6 && at < text.size(); ++field)
+    at = std::min(text.find(';', at), text.size() - 1) + 1;  // the seventh: KiB a second
+  return at < text.size() ? std::strtod(text.c_str() + at, nullptr) * 1024 : 0;
+}
+
+/// The peer: fio reads as many blocks of that size from a file, 64 at once.
+void file_fio(benchmark::State& state, const char* engine) {
+  const std::string path = file_of("llmmem_bench_fio");
+  const auto bytes = static_cast<std::uint64_t>(state.range(0));
+  for (auto _ : state) {
+    const double rate = rate_of_fio(path, engine, bytes);
+    if (rate == 0) {
+      state.SkipWithError("no fio, or none with this engine");
+      break;
+    }
+    state.SetIterationTime(static_cast<double>(moved_bytes) / rate);
+  }
+  std::filesystem::remove(path);
+  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(moved_bytes));
+}
+
 /// Blocks come from the file through a first tier of one eighth as many slots, are checked and restored.
-void file_load(benchmark::State& state) {
+template <class Engine, class... Options>
+void file_load(benchmark::State& state, Options... options) {
   rig r(static_cast<std::uint64_t>(state.range(0)));
   const std::size_t bytes = r.layout.block_bytes();
   const std::string path = file_of("llmmem_bench_load");
   {
-    file_space<> disk(path, {.budget = r.blocks * bytes, .queue = {.max_operations = 4096}});
+    file_space<Engine> disk(path, {.budget = r.blocks * bytes, .queue = {.max_operations = 4096}},
+                            options...);
     kv_tiers tiers(r.cache, r.mover(), {.load_headroom = 0},
                    offload::kv_tier(r.host, r.blocks * bytes / 8, write_through{}),
                    offload::kv_tier(disk, r.blocks * bytes));
@@ -251,8 +295,24 @@ void lookup(benchmark::State& state) {
 BENCHMARK(host_memcpy)->RangeMultiplier(4)->Range(16 << 10, 4 << 20);
 BENCHMARK(host_load)->RangeMultiplier(4)->Range(16 << 10, 4 << 20);
 BENCHMARK(host_store)->RangeMultiplier(4)->Range(16 << 10, 4 << 20);
-BENCHMARK(file_read)->RangeMultiplier(4)->Range(64 << 10, 1 << 20)->UseRealTime();
-BENCHMARK(file_load)->RangeMultiplier(4)->Range(64 << 10, 1 << 20)->UseRealTime();
+void file_sizes(benchmark::internal::Benchmark* rows) {
+  rows->RangeMultiplier(4)->Range(16 << 10, 4 << 20);
+}
+BENCHMARK(file_read<posix_io>)->Name("file_read/posix")->Apply(file_sizes)->UseRealTime();
+BENCHMARK(file_load<posix_io>)->Name("file_load/posix")->Apply(file_sizes)->UseRealTime();
+#if __has_include(<liburing.h>)
+// As many requests at once as fio has.
+void read_by_uring(benchmark::State& state) {
+  file_read<uring_io>(state, uring_options{.depth = 64});
+}
+void load_by_uring(benchmark::State& state) {
+  file_load<uring_io>(state, uring_options{.depth = 64});
+}
+BENCHMARK(read_by_uring)->Name("file_read/io_uring")->Apply(file_sizes)->UseRealTime();
+BENCHMARK(load_by_uring)->Name("file_load/io_uring")->Apply(file_sizes)->UseRealTime();
+#endif
+BENCHMARK_CAPTURE(file_fio, io_uring, "io_uring")->Apply(file_sizes)->UseManualTime();
+BENCHMARK_CAPTURE(file_fio, libaio, "libaio")->Apply(file_sizes)->UseManualTime();
 BENCHMARK(lookup)->Arg(1 << 10)->Arg(1 << 14)->Arg(1 << 18);
 // A block of 64 bytes shows the cost without the copy.
 BENCHMARK(host_load)->Arg(64)->Name("control_load");

@@ -13,7 +13,6 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -28,7 +27,7 @@ class short_text {
  public:
   short_text& put(std::string_view text) noexcept {
     const std::size_t take = text.size() < Most - size_ ? text.size() : Most - size_;
-    std::memcpy(bytes_.data() + size_, text.data(), take);
+    text.copy(bytes_.data() + size_, take);
     size_ += take;
     return *this;
   }
