@@ -13,11 +13,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "train_gpt/command_line.hpp"
 #include "train_gpt/gpt.hpp"
 #include "train_gpt/rank_voice.hpp"
 #include "train_gpt/recomputation.hpp"
 #include "train_gpt/run.hpp"
+#include "train_gpt/run_options.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/stores.hpp"
 
