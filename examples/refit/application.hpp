@@ -18,8 +18,8 @@
 #include "common/standard_streams.hpp"
 #include "common/text.hpp"
 #include "refit/job.hpp"
-#include "train_gpt/command_line.hpp"
 #include "train_gpt/corpus.hpp"
+#include "train_gpt/training_text.hpp"
 
 namespace refit_example {
 

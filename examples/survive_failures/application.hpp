@@ -25,8 +25,8 @@
 #include "survive_failures/saved_job.hpp"
 #include "survive_failures/simulated.hpp"
 #include "survive_failures/threads.hpp"
-#include "train_gpt/command_line.hpp"
 #include "train_gpt/corpus.hpp"
+#include "train_gpt/training_text.hpp"
 
 namespace survive_failures {
 

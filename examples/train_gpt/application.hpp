@@ -38,6 +38,7 @@
 #include "train_gpt/tiered_run.hpp"
 #include "train_gpt/train_with.hpp"
 #include "train_gpt/trainer.hpp"
+#include "train_gpt/training_text.hpp"
 #include "train_gpt/worker_team.hpp"
 
 namespace train_gpt {

@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "common/program.hpp"
-#include "train_gpt/command_line.hpp"
 #include "train_gpt/rank_voice.hpp"
+#include "train_gpt/run_options.hpp"
 
 namespace train_gpt {
 

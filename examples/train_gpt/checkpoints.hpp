@@ -25,10 +25,10 @@
 #include "common/standard_streams.hpp"
 #include "train_gpt/any_stores.hpp"
 #include "train_gpt/checkpoint_folders.hpp"
-#include "train_gpt/command_line.hpp"
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/gated_state.hpp"
 #include "train_gpt/rank_voice.hpp"
+#include "train_gpt/run_options.hpp"
 #include "train_gpt/saved_tensors.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/step_guard.hpp"
@@ -207,16 +207,20 @@ class run_checkpoints {
                                              found.id.step, asked_->steps));
     }
     // A checkpoint of a run without a guard has none: the scale begins as asked.
-    // Of workers that train apart, each has its own.
-    const std::uint32_t first_rank =
-        asked_->parallel.worker_of(ranks_->rank()) * (found.manifest.world / asked_->parallel.outer.workers);
-    const auto guarded = llmmem::load_extra(*newest.storage, found, first_rank, "loss_scale");
-    const std::uint64_t skipped = guarded ? step_guard::skipped_in(*guarded, found.id.step) : 0;
-    if (skipped != 0 && guard_ == nullptr) {
-      throw example::usage_error(fmt::format(
-          "--resume: the checkpoint's run has skipped {} of {} steps, which the optimizer does not "
-          "count; add --loss-scale X",
-          skipped, found.id.step));
+    // Of workers that train apart, each has its own; all ranks refuse what one of them cannot continue.
+    const std::uint32_t workers = asked_->parallel.outer.workers;
+    std::optional<std::vector<std::byte>> guarded;
+    for (std::uint32_t worker = 0; worker < workers; ++worker) {
+      auto saved =
+          llmmem::load_extra(*newest.storage, found, worker * (found.manifest.world / workers), "loss_scale");
+      const std::uint64_t skipped = saved ? step_guard::skipped_in(*saved, found.id.step) : 0;
+      if (skipped != 0 && guard_ == nullptr) {
+        throw example::usage_error(fmt::format(
+            "--resume: the checkpoint's run has skipped {} of {} steps, which the optimizer does not "
+            "count; add --loss-scale X",
+            skipped, found.id.step));
+      }
+      if (worker == asked_->parallel.worker_of(ranks_->rank())) guarded = std::move(saved);
     }
     std::vector<double> losses = losses_of(*newest.storage, found);
     load(*newest.storage, found);

@@ -1,11 +1,11 @@
 /// @file
-/// The command line of a training program, and its training text.
+/// The command line of a training program.
 #pragma once
 
-#include <llmmem/checkpoint/termination.hpp>
-#include <llmmem/error.hpp>
+#include <llmmem/model/optimizer_form.hpp>
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/sharding/sharded_wires.hpp>
+#include <llmmem/training/loss_scale.hpp>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -14,108 +14,19 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
 #include <system_error>
-#include <thread>
-#include <vector>
 
 #include "common/program.hpp"
 #include "common/text.hpp"
 #include "train_gpt/outer_options.hpp"
-#include "train_gpt/shape.hpp"
+#include "train_gpt/run_options.hpp"
 #include "train_gpt/step_guard.hpp"
-#include "train_gpt/stores.hpp"
 #include "train_gpt/worker_team.hpp"
 
 namespace train_gpt {
-
-/// Where state and activations are stored.
-enum class memory_kind : std::uint8_t {
-  plain,   ///< everything in host memory
-  tiered,  ///< in tiers, of which the first is small
-};
-
-/// When the data of a step is brought up.
-enum class schedule_kind : std::uint8_t {
-  on_demand,  ///< when it is requested
-  lookahead,  ///< a few pieces in advance
-  next_use,   ///< by a plan of the whole step: as early as links and space allow, in the order of use
-};
-
-/// Tiers, the fastest first: memory for computation, more memory, and a file.
-struct tier_options {
-  std::uint64_t budget_mib = 0;
-  std::uint64_t host_mib = 0;  ///< 0: no tier between
-  schedule_kind schedule = schedule_kind::next_use;
-  std::string folder{};  ///< of the file; empty: the system's folder for temporary files
-};
-
-/// Where and how often a run is saved.
-struct checkpoint_options {
-  std::string folder{};     ///< empty: the run is not saved
-  std::string copy{};       ///< another folder, to which each checkpoint is copied; empty: none
-  std::uint64_t every = 0;  ///< steps; 0: the optimum by the measured cost of saves
-  bool resumes = false;
-  const llmmem::termination_request* termination = nullptr;  ///< of the program, if there is a folder
-};
-
-/// The activations that the backward pass recomputes.
-enum class recompute_kind : std::uint8_t {
-  none,       ///< nothing
-  selective,  ///< the attention's probabilities
-  full,       ///< each block from its input
-  budget,     ///< the cheapest choice within a budget, layer by layer
-};
-
-struct recompute_options {
-  recompute_kind kind = recompute_kind::none;
-  std::uint64_t budget_bytes = 0;  ///< with `budget`: of a rank's activations at once
-};
-
-/// Ranks that train together, each on its share of the batch.
-struct parallel_options {
-  std::size_t ranks = 0;       ///< of all workers; 0: no ranks, one process keeps everything
-  bool are_processes = false;  ///< processes joined by sockets; otherwise threads
-  llmmem::zero_stage stage = llmmem::zero_stage::none;
-  std::uint32_t gather_ahead = 0;    ///< layers whose weights are gathered before they are used
-  std::uint32_t sums_in_flight = 0;  ///< layers whose gradients are summed during the next layers' backward
-  llmmem::sharded_wires wires{};     ///< the form of their messages
-  bool keeps_secondary = false;      ///< the weights of the forward pass also stay in shards of each node
-  outer_options outer{};             ///< workers, which share out the ranks
-
-  [[nodiscard]] std::uint32_t ranks_of_worker() const noexcept {
-    return static_cast<std::uint32_t>(std::max<std::size_t>(ranks, 1)) / outer.workers;
-  }
-  [[nodiscard]] std::uint32_t worker_of(std::uint32_t rank) const noexcept {
-    return rank / ranks_of_worker();
-  }
-  [[nodiscard]] bool is_first_of_worker(std::uint32_t rank) const noexcept {
-    return rank % ranks_of_worker() == 0;
-  }
-};
-
-struct command_line {
-  gpt_shape shape;
-  std::uint64_t steps = 12;
-  std::uint64_t seed = 1;
-  std::size_t threads = std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 16);
-  std::optional<std::string> text_file;
-  bool json = false;
-  memory_kind memory = memory_kind::plain;
-  update_time update = update_time::in_backward;
-  tier_options tiers;
-  checkpoint_options checkpoints;
-  parallel_options parallel;
-  recompute_options recompute;
-  std::uint32_t activation_bits = 0;  ///< of activations between their passes; 0: floats
-  std::uint64_t evaluate = 1;         ///< batches of the last loss
-  guard_options guard;
-};
 
 /// The options of every training program; a program adds its own to the same `app`.
 class training_options {
@@ -522,74 +433,5 @@ class training_options {
   std::optional<std::string> activation_bits_{};
   std::map<std::string, std::optional<std::string>> numbers_;
 };
-
-/// A text, and its name in error texts and reports.
-struct named_text {
-  std::string name;
-  std::string text;
-};
-
-namespace detail {
-
-inline constexpr std::size_t most_text = std::size_t{1} << 30;
-
-/// Appends a file. @throws llmmem::system_error, llmmem::argument_error
-inline void append_file(std::string& text, const std::string& path) {
-  const example::file_handle file = example::open(path, "rb");
-  std::vector<char> part(std::size_t{1} << 20);
-  while (const std::size_t got = std::fread(part.data(), 1, part.size(), file.get())) {
-    text.append(part.data(), got);
-    if (text.size() > most_text) {
-      throw llmmem::argument_error(example::printable(path, 512) +
-                                   ": has more than 1 GiB; train on a part of it");
-    }
-  }
-  if (std::ferror(file.get()) != 0) throw example::file_error(path, "read");
-}
-
-/// The headers in `folder`, in the order of their paths.
-[[nodiscard]] inline std::vector<std::string> headers_in(const std::filesystem::path& folder) {
-  std::vector<std::string> paths;
-  std::error_code ignored;
-  for (std::filesystem::recursive_directory_iterator at(folder, ignored), end; at != end;
-       at.increment(ignored)) {
-    if (at->path().extension() == ".hpp") paths.push_back(at->path().string());
-  }
-  std::sort(paths.begin(), paths.end());
-  return paths;
-}
-
-}  // namespace detail
-
-/// Returns the requested text, or the first existing default.
-/// @throws llmmem::system_error  for an unreadable file.
-/// @throws usage_error           if there is no text.
-[[nodiscard]] inline named_text load_text(const std::optional<std::string>& file) {
-  named_text found;
-  if (file) {
-    found.name = example::printable(*file, 512);
-    detail::append_file(found.text, *file);
-    return found;
-  }
-  if (const char* const folder = std::getenv("LLMMEM_DATA_DIR"); folder != nullptr && *folder != '\0') {
-    const std::string path = std::string(folder) + "/tinyshakespeare.txt";
-    if (std::error_code ignored; std::filesystem::exists(path, ignored)) {
-      found.name = "tinyshakespeare.txt";
-      detail::append_file(found.text, path);
-      return found;
-    }
-  }
-#if defined(LLMMEM_SOURCE_DIR)
-  for (const std::string& path : detail::headers_in(LLMMEM_SOURCE_DIR "/include/llmmem"))
-    detail::append_file(found.text, path);
-  found.name = "llmmem's own headers";
-#endif
-  if (found.text.empty()) {
-    throw example::usage_error(
-        "there is no text to train on: give --text FILE, or set LLMMEM_DATA_DIR to the folder of "
-        "tinyshakespeare.txt");
-  }
-  return found;
-}
 
 }  // namespace train_gpt

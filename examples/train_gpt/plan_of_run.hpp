@@ -13,11 +13,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "train_gpt/command_line.hpp"
 #include "train_gpt/gpt.hpp"
 #include "train_gpt/rank_voice.hpp"
 #include "train_gpt/recomputation.hpp"
 #include "train_gpt/run.hpp"
+#include "train_gpt/run_options.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/stores.hpp"
 
@@ -99,6 +99,7 @@ struct planned_run {
   // Without ranks, the measurements also count the workspace separately from the tiers.
   all.peak_bytes = is_tiered && is_alone ? of.tiers.front().bytes : of.fast.bytes - turns + most;
   all.peak_is_bound = of.fast.is_bound;
+  all.sent_is_bound = run.plan.gather_ahead != 0;  // `training_prediction::sent_per_step`
   all.tiers = static_cast<std::uint32_t>(of.tiers.size());
   for (std::size_t i = 0; i < of.tiers.size(); ++i)
     all.tier_peak_bytes[i] = of.tiers[i].bytes;

@@ -25,10 +25,10 @@
 
 #include "common/socket_folder.hpp"
 #include "common/standard_streams.hpp"
-#include "train_gpt/command_line.hpp"
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/ranks_run.hpp"
 #include "train_gpt/run.hpp"
+#include "train_gpt/run_options.hpp"
 
 namespace train_gpt {
 

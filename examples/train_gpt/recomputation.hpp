@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "train_gpt/activation_codec.hpp"
-#include "train_gpt/command_line.hpp"
+#include "train_gpt/run_options.hpp"
 #include "train_gpt/shape.hpp"
 
 namespace train_gpt {

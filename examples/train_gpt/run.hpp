@@ -60,6 +60,7 @@ struct predicted_usage {
   std::array<std::uint64_t, 3> tier_peak_bytes{};  ///< bounds, except for the last
   bool state_is_bound = false;                     ///< of `peak_state_bytes`
   bool peak_is_bound = false;                      ///< of `peak_bytes`
+  bool sent_is_bound = false;                      ///< of `bytes_sent`
 };
 
 /// The bytes that one rank of several kept and sent.
@@ -167,6 +168,7 @@ namespace detail {
   };
   is_bound("peak_state_bytes", it.state_is_bound);
   is_bound("peak_bytes", it.peak_is_bound);
+  is_bound("bytes_sent", it.sent_is_bound);
   is_bound("tier_peak_bytes", it.tiers != 0);
   return fmt::format(
       R"({{"kept_state_bytes": {}, "peak_state_bytes": {}, "peak_record_bytes": {}, "peak_bytes": {}, )"

@@ -15,7 +15,7 @@
 #include <variant>
 #include <vector>
 
-#include "train_gpt/command_line.hpp"
+#include "train_gpt/run_options.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/stores.hpp"
 

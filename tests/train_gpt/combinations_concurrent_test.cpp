@@ -404,6 +404,17 @@ TEST_CASE("a round's messages are paid once in its steps, and its wire makes the
   CHECK(with({"--local-steps", "8", "--outer-wire", "int4"}) * 100 < 15 * one);
 }
 
+TEST_CASE(
+    "gathers ahead of layers that differ in size send at most what is predicted, which is named a bound") {
+  const nlohmann::json json = json_of({"--layers", "3", "--width", "3", "--heads", "1", "--ranks", "2",
+                                       "--parallel", "zero3", "--gather-ahead", "1"},
+                                      3);
+  for (const nlohmann::json& each : json["ranks"]) {
+    check_predicted(each);
+    CHECK(each["bytes_sent"] < each["predicted"]["bytes_sent"]);
+  }
+}
+
 TEST_CASE("muon has one digest in memory and tiers, and its ranks share out the matrices of each layer") {
   const auto with = [&](const std::string& world, const arguments& more, std::uint64_t steps) {
     arguments all{"--optimizer", "muon", "--batch", "6"};

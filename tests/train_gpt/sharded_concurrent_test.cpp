@@ -574,3 +574,59 @@ TEST_CASE("a guard refuses a damaged state, and a run without a guard one that h
   CHECK(json["skipped_steps"] == 2);
   CHECK(json["loss_scale"] == 8);
 }
+
+TEST_CASE("all ranks refuse a run without a guard if one worker of it has skipped steps") {
+  const llmmem_tests::temporary_folder folder;
+  llmmem::termination_request termination;
+  command_line asked;
+  asked.shape = shape;
+  asked.checkpoints = {.folder = folder.file("saved"), .every = 1, .termination = &termination};
+  asked.parallel.ranks = 2;
+  asked.parallel.outer.workers = 2;
+  const corpus text("tiny", llmmem_tests::tiny_text(2000), shape);
+  const auto live = [&](std::uint32_t seat, llmmem::thread_network& net) {
+    llmmem::thread_endpoint end(net, llmmem::seat_id{seat});
+    llmmem::communicator ranks(end);
+    ranks.join(ranks.after(10'000'000'000)).value();
+    rank_voice_of voice(ranks);
+    llmmem::host_space space({.budget = std::uint64_t{1} << 24, .name = "state"});
+    host_state<float, llmmem::host_space> state(space, shape);
+    erased_state held(state);
+    rank_voice alone;
+    step_guard guard({.clip_norm = 1}, alone);
+    const float overflow[] = {std::numeric_limits<float>::infinity()};
+    static_cast<void>(guard.begin());
+    if (seat == 1) guard.norm().add(overflow);
+    static_cast<void>(guard.decide());
+    for (std::size_t i = 0; i < shape.layers(); ++i) {
+      for (const state_kind kind : {state_kind::weights, state_kind::mean, state_kind::variance}) {
+        const auto values = held.acquire(shape.layer(i), kind, lease_mode::write);
+        std::fill(values.begin(), values.end(), 0.0F);
+        held.release(shape.layer(i), kind, lease_mode::write);
+      }
+    }
+    std::string refused;
+    try {
+      run_checkpoints<true> checkpoints(asked, run_identity(asked, text), held, voice, nullptr,
+                                        asked.checkpoints.resumes ? nullptr : &guard);
+      static_cast<void>(checkpoints.begin());
+      const double losses[] = {1.0};
+      checkpoints.after_step(1, losses, 0.1);
+      CHECK(checkpoints.finish().empty());
+      ranks.agree(0, ranks.after(10'000'000'000)).value();
+    } catch (const llmmem::error& wrong) {
+      refused = wrong.what();
+    }
+    return refused;
+  };
+  for (const bool resumes : {false, true}) {
+    asked.checkpoints.resumes = resumes;
+    llmmem::thread_network net(2);
+    std::string second;
+    std::thread other([&] { second = live(1, net); });
+    const std::string first = live(0, net);
+    other.join();
+    CHECK(first == second);
+    CHECK((first.find("has skipped 1 of 1 steps") != std::string::npos) == resumes);
+  }
+}

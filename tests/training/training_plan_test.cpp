@@ -86,8 +86,10 @@ TEST_SUITE("training_plan") {
           const std::uint64_t round = std::max(of.gathered.bytes, of.round_bytes);
           CHECK(of.fast.bytes ==
                 without.fast.bytes - without.gathered.bytes + of.resident_outer_bytes + round);
-          // Three layers' changes of up to 100 elements; messages of half of them, in three parts.
-          CHECK(of.round_bytes > (budget == 0 ? 4 * 100 / 2 : 0));
+          // The change of the largest layer's part. A message of a third of it goes out and three come in;
+          // with the sum, and room for a part of it.
+          const std::uint64_t part = stage == zero_stage::none || rank % 2 == 0 ? 100 : 80;
+          CHECK(of.round_bytes == (3 + 1 + 2) * 4 * ((part + 2) / 3) + (budget == 0 ? 4 * part : 0));
           if (budget != 0) CHECK(of.tiers.back().bytes > without.tiers.back().bytes + of.outer_bytes);
           CHECK(of.stall_ns ==
                 (of.sent_per_step + of.sent_per_round / 16) * 1'000'000 - (of.step_ns - of.stall_ns));
@@ -99,7 +101,7 @@ TEST_SUITE("training_plan") {
         CHECK(outer == 3 * copies * 8 * p);
         // Each of three workers sends two thirds twice, and stage 1 then refreshes its other rank's weights.
         CHECK(sent == copies * 2 * 2 * 4 * p + (stage == zero_stage::optimizer ? 3 * 4 * p : 0));
-        CHECK(saved == 3 * 3 * 4 * p + copies * 8 * p);  // base weights and momentum once
+        CHECK(saved == 3 * 3 * 4 * p + 8 * p);  // base weights and momentum once
       }
     }
     training_shape halves = shape;

@@ -24,10 +24,12 @@ inline namespace v0 {
 ///
 /// | member | |
 /// |---|---|
-/// | `values(rank, at, room)` | elements from `at` on of the rank's block, `room.size()` of them, contiguous;
-/// may use `room` | | `keeps_errors()` | whether `keep_error` is called | | `keep_error(rank, at, values,
-/// restored)` | of these elements, what was to be sent and what the wire restores | | `sum(at, values)` | the
-/// sum of elements of this rank's block |
+/// | `values(rank, at, room)` | `room.size()` contiguous elements of the rank's block, from `at` on |
+/// | `keeps_errors()` | whether `keep_error` is called |
+/// | `keep_error(rank, at, values, restored)` | of these, what goes out, and what the wire restores |
+/// | `sum(at, values)` | the sum of elements of this rank's block |
+///
+/// `values` may use `room`, and returns it or a place of its own.
 template <class S>
 concept sum_ends = requires(S& ends, std::uint32_t rank, std::uint64_t at, std::span<float> room,
                             const float* values, std::span<const float> seen) {

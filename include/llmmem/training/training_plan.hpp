@@ -88,12 +88,12 @@ void check_plan(const training_plan& plan, const training_shape& shape);
 /// @param rank    of all workers' ranks: worker w has the ranks w x `ranks` to (w + 1) x `ranks` - 1.
 /// @param links   between tiers, as many as budgets; none: predicts no stalls.
 /// @param network between ranks; without bandwidth, predicts no stalls of the network.
-/// @par Complexity      O(layers x ranks); with links, in addition that of `lower_bound`.
+/// @par Complexity      O(layers x (ranks + workers)), in memory O(layers + ranks + workers); with links, in
+///                      addition that of `lower_bound`.
 /// @par Thread safety   pure.
 /// @throws argument_error  as `check_plan`; for a rank that is not below the plan's, of all workers; for a
-/// number of links
-///                         other than that of budgets; for a first tier below `largest_lease_bytes`, with
-///                         both numbers.
+///                         number of links other than that of budgets; for a first tier below
+///                         `largest_lease_bytes`, with both numbers.
 /// @throws length_error    past 2^63 - 1 bytes.
 /// @par Source          Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, Table 1, for the kept bytes.
 [[nodiscard]] training_prediction predict(const training_plan& plan, const training_shape& shape,

@@ -267,9 +267,10 @@ inline void count_outer(const training_plan& plan, const rank_shares_of& shares,
     change = std::max(change, bytes);
     messages = std::max(messages, shares.outer_sum_bytes(layer));
     add_bytes(into.sent_per_round, shares.sent_by_round(layer, worker), what);
+    // Once, by the ranks of the first worker, of which several may keep the same.
+    if (worker == 0) add_bytes(into.saved_bytes, 2 * shares.owned(layer), what);
   }
   into.round_bytes = messages + (is_resident ? plan.memory.taken(change) : 0);
-  if (worker == 0) add_bytes(into.saved_bytes, into.outer_bytes, what);
 }
 
 /// The chunks of outer steps in tiers.
