@@ -375,9 +375,21 @@ TEST_SUITE("redis_directory") {
     // The new process has ended, and given its name back.
     old.sleep(11'000 * ms);
     REQUIRE(old.is(pool::redis_state::up));
+    CHECK(old.directory.why().code == errc::ok);
     old.announce_again();
     REQUIRE(one.found().count == 1);
     CHECK(one.found().holders[0].nonce == 100);
+  }
+
+  TEST_CASE("a process that ends before it has seen that its name is taken leaves the name to the new one") {
+    if (!has_redis()) return;
+    redis_server server;
+    auto old = std::make_unique<directory_node>(at(server), 0, 100);
+    REQUIRE(old->is(pool::redis_state::up));
+    directory_node fresh(at(server), 0, 200);
+    REQUIRE(fresh.is(pool::redis_state::up));
+    old.reset();
+    CHECK(server.ask({"GET", name_of_zero}) == "00000000000000c8:00000001");
   }
 
   TEST_CASE("questions to a server that is stopped become unknown once, and later ones are unknown at once") {

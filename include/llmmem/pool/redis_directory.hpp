@@ -81,10 +81,11 @@ class redis_directory {
   }
   redis_directory(const redis_directory&) = delete;
   redis_directory& operator=(const redis_directory&) = delete;
-  /// Removes this node's name from the server, if that needs no wait.
+  /// Removes this node's name from the server, if that needs no wait and no other process has taken it.
   ~redis_directory() {
     if (!is_up_ || !is_owner_) return;
-    connection_.command({"DEL", node_key(identity_.seat).view()});
+    connection_.command({"EVAL", "if redis.call('GET',KEYS[1])==ARGV[1] then redis.call('DEL',KEYS[1]) end",
+                         "1", node_key(identity_.seat).view(), detail::redis_life_text(own_life()).view()});
     static_cast<void>(connection_.flush());
   }
 

@@ -258,7 +258,7 @@ void redis_directory::take_name(Link& link, const redisReply& reply, std::string
 template <class Link>
 void redis_directory::come_up(Link& link) noexcept {
   if (!is_up_) ++counted_.connections;
-  if (!is_up_ && !is_contested_) why_ = {};
+  if (!is_contested_) why_ = {};
   is_up_ = true;
   is_down_ = false;
   retry_wait_ = 0;
