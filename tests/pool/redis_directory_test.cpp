@@ -505,10 +505,18 @@ TEST_SUITE("redis_directory") {
     CHECK(one.link.unknown == unknown + 1);
     CHECK(one.directory.why().message().find("too long") != std::string::npos);
     REQUIRE(one.is(pool::redis_state::up));
+    // So does a reply of values each of which is shorter.
+    server.ask({"DEL", key});
+    for (int i = 0; i < 12; ++i)
+      server.ask({"HSET", key, std::to_string(i), std::string(900'000, 'x')});
+    one.found();
+    CHECK(one.link.unknown == unknown + 2);
+    CHECK(one.directory.why().message().find("too long") != std::string::npos);
+    REQUIRE(one.is(pool::redis_state::up));
     // A key of another type: the server refuses, and the connection stays.
     server.ask({"SET", key, "text"});
     one.found();
-    CHECK(one.link.unknown == unknown + 2);
+    CHECK(one.link.unknown == unknown + 3);
     CHECK(one.directory.state() == pool::redis_state::up);
     CHECK(one.directory.why().code == errc::directory_refused);
     CHECK(one.directory.why().message().find("WRONGTYPE") != std::string::npos);
@@ -545,6 +553,23 @@ TEST_SUITE("redis_directory") {
       CHECK(node.ask() == pool::asked::unreachable);
       CHECK(node.directory.why().code == why);
     }
+  }
+
+  TEST_CASE("a server's words are in the error text, without control characters") {
+    nonsense_server server("-ERR no\x1B[31m\nroom\r\n");
+    directory_node node({.unix_socket = server.path(), .answer_ns = 20'000 * ms, .retry_ns = 1'000'000 * ms},
+                        0, 100);
+    REQUIRE(node.until([&] {
+      server.step();
+      return node.directory.state() == pool::redis_state::down;
+    }));
+    CHECK(node.directory.why().message().find("): ERR no?[31m?room: ") != std::string::npos);
+    if (!has_redis()) return;
+    // A server that closes the connection, perhaps before the first command is sent.
+    redis_server full({"--maxclients", "1"});
+    directory_node refused(at(full), 0, 100);
+    REQUIRE(refused.is(pool::redis_state::down));
+    CHECK(refused.directory.why().message().find("max number of clients") != std::string::npos);
   }
 
   TEST_CASE("addresses, passwords and databases") {
