@@ -48,7 +48,9 @@ void redis_directory::begin(Link& link, const pool::directory_identity& identity
 inline void redis_directory::refuse(error_code code, std::uint64_t index, std::string_view words) noexcept {
   detail::short_text<95> where;
   where.put(options_.name).put(" (").put(connection_.address()).put(")");
-  if (!words.empty()) where.put(": ").put(words);
+  if (!words.empty()) where.put(": ");
+  for (const char& each : words)  // the server's: no control characters for a log or a terminal
+    where.put(static_cast<unsigned char>(each) < 0x20 || each == 0x7F ? "?" : std::string_view(&each, 1));
   why_ = {.code = code, .index = static_cast<std::uint32_t>(index), .where = where.view()};
 }
 
@@ -131,7 +133,7 @@ void redis_directory::progress(Link& link) noexcept {
       see_name();
     }
   }
-  if (is_up_ && suspect_count_ != 0 && looked_at_ == 0 && has_space()) {
+  if (is_up_ && suspect_count_ != 0 && looked_at_ == 0 && has_space() && !connection_.is_half_full()) {
     look();
     looked_at_ = suspect_count_;
   }
@@ -157,9 +159,10 @@ bool redis_directory::exchange(Link& link, std::uint64_t now) noexcept {
     return false;
   };
   if (!connection_.is_open()) return false;
-  if (const int why = flush(now); why != 0) return fail(why);
+  // A server that closes a connection may have said why: too many clients.
+  const int unsent = flush(now);
   bool has_read = false;
-  if (const int why = connection_.read(has_read); why != 0) return fail(why);
+  if (const int why = connection_.read(has_read); why != 0) return fail(unsent != 0 ? unsent : why);
   if (has_read) heard_at_ = now;
   for (;;) {
     detail::redis_reply reply;
@@ -172,6 +175,7 @@ bool redis_directory::exchange(Link& link, std::uint64_t now) noexcept {
     if (in_flight_ != 0) --in_flight_;
     if (!take(link, of, *reply)) return false;
   }
+  if (unsent != 0) return fail(unsent);
   if (sent_count_ != 0 && now - heard_at_ >= options_.answer_ns) {
     lose(link, errc::directory_unreachable, 0);
     return false;
