@@ -312,6 +312,13 @@ TEST_SUITE("redis_directory") {
     }
     one.digests = chain(777, 64);
     CHECK(std::popcount(one.found().masks[0]) == 21);
+    // A block of their common beginning goes: the newest chains are corrected, at nine values each at most.
+    const std::uint64_t announced = zero.directory.stats().announced;
+    zero.retract(20, 20);
+    CHECK(zero.directory.stats().announced - announced <= 16 * 9);
+    CHECK(std::popcount(one.found().masks[0]) == 20);
+    one.digests = chain(99, 64);
+    CHECK(std::popcount(one.found().masks[0]) == 58);  // of 59
   }
 
   TEST_CASE("entries of a node that sleeps beyond its lifetime count no more, and are removed") {

@@ -123,9 +123,12 @@ class redis_directory {
   template <class Link>
   void retract(Link&, const block_key& span, const pool::span_block& block,
                const pool::span_records& all) noexcept {
+    std::uint32_t left = most_corrected;
     all.for_each([&](const pool::span_record& each) {
-      if (block.place < each.digests.size() && each.digests[block.place] == block.digest)
-        write(span, each, all, &block);
+      if (left == 0 || block.place >= each.digests.size() || each.digests[block.place] != block.digest)
+        return;
+      --left;
+      write(span, each, all, &block);
     });
   }
   template <class Link>
@@ -172,6 +175,8 @@ class redis_directory {
   };
   static constexpr std::string_view most_fields = "16";
   static constexpr std::uint32_t depth_step = 8;  // chunks
+  /// Chains, the newest, in which a block that has gone is corrected: thousands may begin with it.
+  static constexpr std::uint32_t most_corrected = 16;
 
   [[nodiscard]] static redis_options checked(const redis_options& options);
   [[nodiscard]] detail::redis_key key(std::string_view kind_of) const noexcept {
