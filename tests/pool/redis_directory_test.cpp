@@ -433,6 +433,39 @@ TEST_SUITE("redis_directory") {
     CHECK(zero.link.answers == 2);
   }
 
+  TEST_CASE("a look for dead entries waits until the buffer has space for the names of all nodes") {
+    if (!has_redis()) return;
+    redis_server server;
+    redis_options options = at(server);
+    options.buffer_bytes = 65536;
+    directory_node zero(options, 0, 100);
+    zero.id.seats = 256;
+    zero.directory.begin(zero.link, zero.id);
+    REQUIRE(zero.is(pool::redis_state::up));
+    {
+      directory_node dead(at(server), 1, 101);
+      REQUIRE(dead.is(pool::redis_state::up));
+      dead.announce({1, 2}, 0b11);
+    }
+    server.ask({"PING"});  // after the name's end
+    server.ask({"PING"});
+    REQUIRE(zero.ask() == pool::asked::pending);
+    server.ask({"PING"});
+    server.ask({"PING"});  // the replies are here
+    server.stop();
+    const std::vector<std::uint32_t> chain(64, 7);
+    const std::uint32_t entry =
+        zero.table.put(span_a, zero.id.seat, 100, chain, std::array<std::uint64_t, 1>{~std::uint64_t{0}});
+    const pool::span_record record{zero.table.at(entry).digests, zero.table.masks(entry)};
+    for (int i = 0; i < 210; ++i)
+      zero.directory.announce(zero.link, span_a, record, pool::span_records(zero.table, span_a));
+    zero.directory.progress(zero.link);
+    CHECK(zero.directory.stats().dead_entries == 1);
+    CHECK(zero.directory.stats().losses == 0);
+    server.go_on();
+    REQUIRE(zero.until([&] { return zero.directory.stats().repaired == 1; }));
+  }
+
   TEST_CASE("a server that is emptied, or killed and given an old file, is told everything again") {
     if (!has_redis()) return;
     redis_server server;
