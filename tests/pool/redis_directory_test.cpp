@@ -312,6 +312,13 @@ TEST_SUITE("redis_directory") {
     }
     one.digests = chain(777, 64);
     CHECK(std::popcount(one.found().masks[0]) == 21);
+    // A block of their common beginning goes: the newest chains are corrected, at nine values each at most.
+    const std::uint64_t announced = zero.directory.stats().announced;
+    zero.retract(20, 20);
+    CHECK(zero.directory.stats().announced - announced <= 16 * 9);
+    CHECK(std::popcount(one.found().masks[0]) == 20);
+    one.digests = chain(99, 64);
+    CHECK(std::popcount(one.found().masks[0]) == 58);  // of 59
   }
 
   TEST_CASE("entries of a node that sleeps beyond its lifetime count no more, and are removed") {
@@ -375,9 +382,21 @@ TEST_SUITE("redis_directory") {
     // The new process has ended, and given its name back.
     old.sleep(11'000 * ms);
     REQUIRE(old.is(pool::redis_state::up));
+    CHECK(old.directory.why().code == errc::ok);
     old.announce_again();
     REQUIRE(one.found().count == 1);
     CHECK(one.found().holders[0].nonce == 100);
+  }
+
+  TEST_CASE("a process that ends before it has seen that its name is taken leaves the name to the new one") {
+    if (!has_redis()) return;
+    redis_server server;
+    auto old = std::make_unique<directory_node>(at(server), 0, 100);
+    REQUIRE(old->is(pool::redis_state::up));
+    directory_node fresh(at(server), 0, 200);
+    REQUIRE(fresh.is(pool::redis_state::up));
+    old.reset();
+    CHECK(server.ask({"GET", name_of_zero}) == "00000000000000c8:00000001");
   }
 
   TEST_CASE("questions to a server that is stopped become unknown once, and later ones are unknown at once") {
@@ -412,6 +431,39 @@ TEST_SUITE("redis_directory") {
     CHECK(zero.directory.why().code == errc::ok);
     CHECK(zero.found().count == 0);
     CHECK(zero.link.answers == 2);
+  }
+
+  TEST_CASE("a look for dead entries waits until the buffer has space for the names of all nodes") {
+    if (!has_redis()) return;
+    redis_server server;
+    redis_options options = at(server);
+    options.buffer_bytes = 65536;
+    directory_node zero(options, 0, 100);
+    zero.id.seats = 256;
+    zero.directory.begin(zero.link, zero.id);
+    REQUIRE(zero.is(pool::redis_state::up));
+    {
+      directory_node dead(at(server), 1, 101);
+      REQUIRE(dead.is(pool::redis_state::up));
+      dead.announce({1, 2}, 0b11);
+    }
+    server.ask({"PING"});  // after the name's end
+    server.ask({"PING"});
+    REQUIRE(zero.ask() == pool::asked::pending);
+    server.ask({"PING"});
+    server.ask({"PING"});  // the replies are here
+    server.stop();
+    const std::vector<std::uint32_t> chain(64, 7);
+    const std::uint32_t entry =
+        zero.table.put(span_a, zero.id.seat, 100, chain, std::array<std::uint64_t, 1>{~std::uint64_t{0}});
+    const pool::span_record record{zero.table.at(entry).digests, zero.table.masks(entry)};
+    for (int i = 0; i < 210; ++i)
+      zero.directory.announce(zero.link, span_a, record, pool::span_records(zero.table, span_a));
+    zero.directory.progress(zero.link);
+    CHECK(zero.directory.stats().dead_entries == 1);
+    CHECK(zero.directory.stats().losses == 0);
+    server.go_on();
+    REQUIRE(zero.until([&] { return zero.directory.stats().repaired == 1; }));
   }
 
   TEST_CASE("a server that is emptied, or killed and given an old file, is told everything again") {
@@ -493,10 +545,18 @@ TEST_SUITE("redis_directory") {
     CHECK(one.link.unknown == unknown + 1);
     CHECK(one.directory.why().message().find("too long") != std::string::npos);
     REQUIRE(one.is(pool::redis_state::up));
+    // So does a reply of values each of which is shorter.
+    server.ask({"DEL", key});
+    for (int i = 0; i < 12; ++i)
+      server.ask({"HSET", key, std::to_string(i), std::string(900'000, 'x')});
+    one.found();
+    CHECK(one.link.unknown == unknown + 2);
+    CHECK(one.directory.why().message().find("too long") != std::string::npos);
+    REQUIRE(one.is(pool::redis_state::up));
     // A key of another type: the server refuses, and the connection stays.
     server.ask({"SET", key, "text"});
     one.found();
-    CHECK(one.link.unknown == unknown + 2);
+    CHECK(one.link.unknown == unknown + 3);
     CHECK(one.directory.state() == pool::redis_state::up);
     CHECK(one.directory.why().code == errc::directory_refused);
     CHECK(one.directory.why().message().find("WRONGTYPE") != std::string::npos);
@@ -533,6 +593,23 @@ TEST_SUITE("redis_directory") {
       CHECK(node.ask() == pool::asked::unreachable);
       CHECK(node.directory.why().code == why);
     }
+  }
+
+  TEST_CASE("a server's words are in the error text, without control characters") {
+    nonsense_server server("-ERR no\x1B[31m\nroom\r\n");
+    directory_node node({.unix_socket = server.path(), .answer_ns = 20'000 * ms, .retry_ns = 1'000'000 * ms},
+                        0, 100);
+    REQUIRE(node.until([&] {
+      server.step();
+      return node.directory.state() == pool::redis_state::down;
+    }));
+    CHECK(node.directory.why().message().find("): ERR no?[31m?room: ") != std::string::npos);
+    if (!has_redis()) return;
+    // A server that closes the connection, perhaps before the first command is sent.
+    redis_server full({"--maxclients", "1"});
+    directory_node refused(at(full), 0, 100);
+    REQUIRE(refused.is(pool::redis_state::down));
+    CHECK(refused.directory.why().message().find("max number of clients") != std::string::npos);
   }
 
   TEST_CASE("addresses, passwords and databases") {

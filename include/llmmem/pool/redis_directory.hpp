@@ -81,10 +81,11 @@ class redis_directory {
   }
   redis_directory(const redis_directory&) = delete;
   redis_directory& operator=(const redis_directory&) = delete;
-  /// Removes this node's name from the server, if that needs no wait.
+  /// Removes this node's name from the server, if that needs no wait and no other process has taken it.
   ~redis_directory() {
     if (!is_up_ || !is_owner_) return;
-    connection_.command({"DEL", node_key(identity_.seat).view()});
+    connection_.command({"EVAL", "if redis.call('GET',KEYS[1])==ARGV[1] then redis.call('DEL',KEYS[1]) end",
+                         "1", node_key(identity_.seat).view(), detail::redis_life_text(own_life()).view()});
     static_cast<void>(connection_.flush());
   }
 
@@ -122,9 +123,12 @@ class redis_directory {
   template <class Link>
   void retract(Link&, const block_key& span, const pool::span_block& block,
                const pool::span_records& all) noexcept {
+    std::uint32_t left = most_corrected;
     all.for_each([&](const pool::span_record& each) {
-      if (block.place < each.digests.size() && each.digests[block.place] == block.digest)
-        write(span, each, all, &block);
+      if (left == 0 || block.place >= each.digests.size() || each.digests[block.place] != block.digest)
+        return;
+      --left;
+      write(span, each, all, &block);
     });
   }
   template <class Link>
@@ -171,6 +175,8 @@ class redis_directory {
   };
   static constexpr std::string_view most_fields = "16";
   static constexpr std::uint32_t depth_step = 8;  // chunks
+  /// Chains, the newest, in which a block that has gone is corrected: thousands may begin with it.
+  static constexpr std::uint32_t most_corrected = 16;
 
   [[nodiscard]] static redis_options checked(const redis_options& options);
   [[nodiscard]] detail::redis_key key(std::string_view kind_of) const noexcept {

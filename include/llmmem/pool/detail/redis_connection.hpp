@@ -105,6 +105,7 @@ class redis_connection {
     reader_->fn = &functions_;
     reader_->privdata = this;
     elements_left_ = max_elements;
+    parsed_bytes_ = 0;
     return 0;
   }
   void close() noexcept {
@@ -158,25 +159,29 @@ class redis_connection {
       if (redisReaderFeed(reader_.get(), bytes.data(), static_cast<std::size_t>(count)) != REDIS_OK)
         return EPROTO;
       if (static_cast<std::size_t>(count) < bytes.size()) return 0;
-      if (reader_->len - reader_->pos > max_reply_bytes_) return 0;  // `next` checks whether it is one reply
+      if (unread_bytes() > max_reply_bytes_) return 0;  // `next` checks whether it is one reply
     }
     return 0;
   }
   /// Takes the next reply, if all of it has arrived. @return 0 or `EPROTO`.
   [[nodiscard]] int next(redis_reply& into) noexcept {
     void* reply = nullptr;
+    parsed_bytes_ += unread_bytes();
     if (redisReaderGetReply(reader_.get(), &reply) != REDIS_OK) return EPROTO;
+    parsed_bytes_ -= unread_bytes();
     into.reset(static_cast<redisReply*>(reply));
+    const std::size_t bytes = parsed_bytes_ + (into ? 0 : unread_bytes());
     if (into) {
       elements_left_ = max_elements;
-    } else if (reader_->len - reader_->pos > max_reply_bytes_) {
-      return EPROTO;
+      parsed_bytes_ = 0;
     }
-    return 0;
+    return bytes > max_reply_bytes_ ? EPROTO : 0;
   }
 
  private:
   static constexpr std::size_t max_elements = 1024;
+
+  [[nodiscard]] std::size_t unread_bytes() const noexcept { return reader_->len - reader_->pos; }
 
   /// hiredis takes memory for as many elements as a reply claims to have.
   template <class Count>
@@ -219,7 +224,8 @@ class redis_connection {
   redisReplyObjectFunctions functions_{};
   redisReplyObjectFunctions* inner_ = nullptr;
   std::size_t elements_left_ = max_elements;
-  std::vector<char> out_;  // bytes of commands: those from `begin_` to `end_` have not been sent
+  std::size_t parsed_bytes_ = 0;  // of the reply that is being read: hiredis has elements of it
+  std::vector<char> out_;         // bytes of commands: those from `begin_` to `end_` have not been sent
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
   bool is_whole_ = true;

@@ -48,7 +48,9 @@ void redis_directory::begin(Link& link, const pool::directory_identity& identity
 inline void redis_directory::refuse(error_code code, std::uint64_t index, std::string_view words) noexcept {
   detail::short_text<95> where;
   where.put(options_.name).put(" (").put(connection_.address()).put(")");
-  if (!words.empty()) where.put(": ").put(words);
+  if (!words.empty()) where.put(": ");
+  for (const char& each : words)  // the server's: no control characters for a log or a terminal
+    where.put(static_cast<unsigned char>(each) < 0x20 || each == 0x7F ? "?" : std::string_view(&each, 1));
   why_ = {.code = code, .index = static_cast<std::uint32_t>(index), .where = where.view()};
 }
 
@@ -131,7 +133,7 @@ void redis_directory::progress(Link& link) noexcept {
       see_name();
     }
   }
-  if (is_up_ && suspect_count_ != 0 && looked_at_ == 0 && has_space()) {
+  if (is_up_ && suspect_count_ != 0 && looked_at_ == 0 && has_space() && !connection_.is_half_full()) {
     look();
     looked_at_ = suspect_count_;
   }
@@ -157,9 +159,10 @@ bool redis_directory::exchange(Link& link, std::uint64_t now) noexcept {
     return false;
   };
   if (!connection_.is_open()) return false;
-  if (const int why = flush(now); why != 0) return fail(why);
+  // A server that closes a connection may have said why: too many clients.
+  const int unsent = flush(now);
   bool has_read = false;
-  if (const int why = connection_.read(has_read); why != 0) return fail(why);
+  if (const int why = connection_.read(has_read); why != 0) return fail(unsent != 0 ? unsent : why);
   if (has_read) heard_at_ = now;
   for (;;) {
     detail::redis_reply reply;
@@ -172,6 +175,7 @@ bool redis_directory::exchange(Link& link, std::uint64_t now) noexcept {
     if (in_flight_ != 0) --in_flight_;
     if (!take(link, of, *reply)) return false;
   }
+  if (unsent != 0) return fail(unsent);
   if (sent_count_ != 0 && now - heard_at_ >= options_.answer_ns) {
     lose(link, errc::directory_unreachable, 0);
     return false;
@@ -258,7 +262,7 @@ void redis_directory::take_name(Link& link, const redisReply& reply, std::string
 template <class Link>
 void redis_directory::come_up(Link& link) noexcept {
   if (!is_up_) ++counted_.connections;
-  if (!is_up_ && !is_contested_) why_ = {};
+  if (!is_contested_) why_ = {};
   is_up_ = true;
   is_down_ = false;
   retry_wait_ = 0;
@@ -291,32 +295,48 @@ inline void redis_directory::see_name() noexcept {
 
 // Spans
 
-/// Writes what this node holds of a span, in the hash of each depth that a chain has.
+/// Writes what this node holds of a span, in the hash of each depth that a chain has. One pass over the
+/// records serves all depths: prompts with a common beginning have thousands.
 /// @param without  a block that it no longer holds.
 inline void redis_directory::write(const block_key& span, const pool::span_record& of,
                                    const pool::span_records& all, const pool::span_block* without) noexcept {
   if (!is_up_ || !is_owner_) return;
+  std::array<std::uint64_t, max_layer_groups> masks{};
+  const auto has_any = [&](const pool::span_record& each) {
+    bool out = false;
+    for (std::size_t g = 0; g < identity_.groups; ++g) {
+      masks[g] = each.masks[g];
+      if (without != nullptr && without->group == g && without->place < each.digests.size() &&
+          each.digests[without->place] == without->digest)
+        masks[g] &= ~(std::uint64_t{1} << without->place);
+      out = out || masks[g] != 0;
+    }
+    return out;
+  };
+  struct chosen_records {
+    std::array<pool::span_record, detail::redis_record_writer::most_records> of{};
+    std::size_t count = 0;
+  };
+  std::array<chosen_records, pool::span_chunks / depth_step + 1> chosen{};
+  const auto choose = [&](const pool::span_record& each, std::size_t same) {
+    if (!has_any(each)) return;
+    for (std::size_t d = 0; d <= same / depth_step; ++d) {
+      if (chosen[d].count != chosen[d].of.size()) chosen[d].of[chosen[d].count++] = each;
+    }
+  };
+  choose(of, of.digests.size());
+  all.for_each([&](const pool::span_record& each) {
+    if (each.digests.data() != of.digests.data()) choose(each, common(each.digests, of.digests));
+  });
   const detail::redis_field field = detail::redis_field_of(identity_.seat, own_life());
   for (std::uint32_t depth = 0; depth <= of.digests.size(); depth += depth_step) {
     // A correction that is left out costs its readers a message.
     if (!has_space() || connection_.free_bytes() < 2 * sizeof(detail::redis_record_writer)) return;
     detail::redis_record_writer value(identity_.groups);
-    const auto add = [&](const pool::span_record& each) {
-      std::array<std::uint64_t, max_layer_groups> masks{};
-      bool has_any = false;
-      for (std::size_t g = 0; g < identity_.groups; ++g) {
-        masks[g] = each.masks[g];
-        if (without != nullptr && without->group == g && without->place < each.digests.size() &&
-            each.digests[without->place] == without->digest)
-          masks[g] &= ~(std::uint64_t{1} << without->place);
-        has_any = has_any || masks[g] != 0;
-      }
-      if (has_any) value.add(each.digests, masks);
-    };
-    add(of);
-    all.for_each([&](const pool::span_record& each) {
-      if (each.digests.data() != of.digests.data() && common(each.digests, of.digests) >= depth) add(each);
-    });
+    const chosen_records& in = chosen[depth / depth_step];
+    for (std::size_t i = 0; i < in.count; ++i) {
+      if (has_any(in.of[i])) value.add(in.of[i].digests, masks);
+    }
     const detail::redis_key name = span_key(span, of.digests, depth);
     if (value.count() == 0) {
       connection_.command({"HDEL", name.view(), field.view()});
