@@ -274,6 +274,13 @@ TEST_CASE("a tier with bins gives back what the coder gives, and another tier's 
   }
   options.layers = {{.keys = 35}};
   CHECK(kv_bins(options).format_id(0) != recipe.format_id(0));
+  // Caches over these two exchange no blocks; both differ from one without a lossy tier.
+  const offload::kv_tier<host_space> plain(host, bytes);
+  const cold_tier other(cold, 16 * bytes, {}, kv_bins(options));
+  CHECK(detail::lossy_form(1, plain, plain) == 0);
+  CHECK(detail::lossy_form(1, plain, below) == detail::lossy_form(1, plain, plain, below));
+  CHECK(detail::lossy_form(1, plain, below) != 0);
+  CHECK(detail::lossy_form(1, plain, below) != detail::lossy_form(1, plain, other));
 }
 
 TEST_CASE("each group of layers has its own bins, in slots of its own, through one coding buffer") {
