@@ -344,9 +344,9 @@ TEST_CASE("forms and bins that it cannot take are refused") {
   kv_bins_options options{.layout = {.layers = 1, .heads = 1, .head_dim = 32, .element = dtype::int8}};
   CHECK_THROWS_WITH_AS(
       static_cast<void>(kv_bins(options)),
-      "kv_bins: plane 0 of the layout has codes, scales or an indexer's keys; it takes keys "
-      "and values of f32, bf16 or f16 alone: store other forms as they are, or by a lossless "
-      "codec",
+      "kv_bins: plane 0 of the layout has codes, scales, a separate rotary part or an indexer's "
+      "keys; it takes keys and values of f32, bf16 or f16 alone: store other forms as they are, "
+      "or by a lossless codec",
       argument_error);
   options.layout.element = dtype::bf16;
   options.layers = {{.keys = 32}};
