@@ -114,7 +114,9 @@ class paged_cache {
     options.scales = cache.scales;
     if (how_.record) options.latents = &*how_.record;
     const std::size_t rows = in.queries.rows();
-    const std::uint64_t of_row = llmmem::attention_workspace_bytes(1, cache.memory.layout, options);
+    // Each thread's part begins at a multiple of 16, also with an odd number of heads.
+    const std::uint64_t of_row =
+        (llmmem::attention_workspace_bytes(1, cache.memory.layout, options) + 15) / 16 * 16;
     const std::span<std::byte> workspace(place_->make_room(workspace_, rows * of_row), rows * of_row);
     const std::uint64_t vector = config_.cached_key_dim() * sizeof(float);
     const std::uint64_t row = config_.query_elements() * sizeof(float);

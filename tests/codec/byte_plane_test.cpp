@@ -347,6 +347,12 @@ TEST_CASE(
   CHECK(coder.decode(stored, other, back).error().code == errc::base_differs);
   CHECK(coder.decode(stored.first(3), base, back).error().code == errc::damaged_encoding);
   CHECK(coder.decode(stored.first(100), base, back).error().code == errc::damaged_encoding);
-  CHECK(coder.encode(chunk, std::span(base).first(100), form).error().code == errc::out_of_range);
+  std::vector<std::byte> in_place = base;  // a refusal leaves it, and success makes it the chunk
+  CHECK(coder.decode(stored.first(100), in_place, in_place).error().code == errc::damaged_encoding);
+  CHECK(in_place == base);
+  coder.decode(stored, in_place, in_place).value();
+  CHECK(in_place == chunk);
+  CHECK(coder.encode(chunk, std::span(base).first(100), form).error().code == errc::too_short);
+  CHECK(coder.encode(std::span(chunk).first(100), base, form).error().code == errc::out_of_range);
   CHECK(coder.encode(chunk, base, std::span(form).first(100)).error().code == errc::too_short);
 }

@@ -274,15 +274,79 @@ TEST_CASE("a tier with bins gives back what the coder gives, and another tier's 
   }
   options.layers = {{.keys = 35}};
   CHECK(kv_bins(options).format_id(0) != recipe.format_id(0));
+  // Caches over these two exchange no blocks; both differ from one without a lossy tier.
+  const offload::kv_tier<host_space> plain(host, bytes);
+  const cold_tier other(cold, 16 * bytes, {}, kv_bins(options));
+  CHECK(detail::lossy_form(1, plain, plain) == 0);
+  CHECK(detail::lossy_form(1, plain, below) == detail::lossy_form(1, plain, plain, below));
+  CHECK(detail::lossy_form(1, plain, below) != 0);
+  CHECK(detail::lossy_form(1, plain, below) != detail::lossy_form(1, plain, other));
+}
+
+TEST_CASE("each group of layers has its own bins, in slots of its own, through one coding buffer") {
+  random_numbers random(21);
+  const std::vector<kv_bins_options> groups{
+      {.layout = {.layers = 2, .heads = 2, .head_dim = 16, .block_tokens = 8}, .layers = {{.keys = 9}}},
+      {.layout = {.layers = 1,
+                  .heads = 3,
+                  .head_dim = 8,
+                  .value_dim = 16,
+                  .block_tokens = 5,
+                  .element = dtype::f32},
+       .layers = {{.keys = 255, .values = 3, .key_differences = true}},
+       .group_tokens = 2}};
+  const kv_bins recipe(groups);
+  const std::uint64_t bytes[] = {groups[0].layout.block_bytes(), groups[1].layout.block_bytes()};
+  const double shares[] = {1, 1};
+  host_space host({.budget = 1 << 20});
+  host_space cold({.budget = 1 << 20});
+  using cold_tier = offload::kv_tier<host_space, lru_eviction, kv_bins>;
+  cold_tier below(cold, 1 << 15, {}, recipe);
+  below.slot_share = 0.8;
+  below.coding_buffers = 1;
+  const kv_tiers_options tiers{.load_headroom = 0};
+  detail::kv_tier_stack<offload::kv_tier<host_space>, cold_tier> stack(
+      tiers, bytes, shares, offload::kv_tier(host, 3 * (bytes[0] + bytes[1]), write_through{}), below);
+  const auto poll = [&] {
+    stack.poll(0, [](const detail::load_cookie&, slot_id, const failure&) noexcept {});
+  };
+  std::vector<std::vector<std::byte>> blocks;
+  for (std::uint64_t id = 0; id < 12; ++id) {
+    const std::size_t g = id % 2;
+    blocks.push_back(any_block(random, groups[g].layout, 1));
+    const auto slot = stack.begin_fill(g, key_from_id(id), detail::parent_digest::none, false);
+    REQUIRE(slot.has_value());
+    std::ranges::copy(blocks.back(), stack.first().medium.bytes_of(g, *slot).begin());
+    stack.settle(g, *slot);
+    poll();
+  }
+  for (std::uint64_t id = 0; id < 4; ++id) {
+    const std::size_t g = id % 2;
+    const auto found = stack.find(g, key_from_id(id));
+    REQUIRE(found.has_value());
+    REQUIRE(found->tier == 1);
+    REQUIRE(stack.begin_read(1, g, found->slot, {}, 0) == decltype(stack)::begun::yes);
+    poll();
+    const auto here = stack.first().slots[g].find(key_from_id(id));
+    REQUIRE(here.has_value());
+    auto coder = recipe.make(g, bytes[g], {});
+    std::vector<std::byte> form(1 + bytes[g]);
+    std::vector<std::byte> right(bytes[g]);
+    const std::uint64_t length = coder.encode(blocks[id], form).value();
+    CHECK(form[0] == std::byte{1});
+    coder.decode(std::span(form).first(length), right).value();
+    CHECK(std::ranges::equal(stack.first().medium.bytes_of(g, *here), right));
+  }
+  CHECK(stack.audit() == std::vector<std::string>{});
 }
 
 TEST_CASE("forms and bins that it cannot take are refused") {
   kv_bins_options options{.layout = {.layers = 1, .heads = 1, .head_dim = 32, .element = dtype::int8}};
   CHECK_THROWS_WITH_AS(
       static_cast<void>(kv_bins(options)),
-      "kv_bins: plane 0 of the layout has codes, scales or an indexer's keys; it takes keys "
-      "and values of f32, bf16 or f16 alone: store other forms as they are, or by a lossless "
-      "codec",
+      "kv_bins: plane 0 of the layout has codes, scales, a separate rotary part or an indexer's "
+      "keys; it takes keys and values of f32, bf16 or f16 alone: store other forms as they are, "
+      "or by a lossless codec",
       argument_error);
   options.layout.element = dtype::bf16;
   options.layers = {{.keys = 32}};

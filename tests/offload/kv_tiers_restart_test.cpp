@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <llmmem/eviction/lru.hpp>
 #include <llmmem/offload/block_codec.hpp>
+#include <llmmem/offload/detail/tier_stack.hpp>
 #include <llmmem/paged_allocator.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/tiering/persistent_file_space.hpp>
@@ -13,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -221,6 +223,80 @@ TEST_CASE("a later process loads stored forms, and one of another codec or none 
   CHECK(plain.stats().tiers[1].recovered == 0);
   CHECK(plain.serve(0) == 0);
   CHECK(plain.wrong() == 0);
+}
+
+namespace {
+
+/// A codec that a later process replaces by one of shorter forms.
+class long_codec : public varied_codec<3> {
+ public:
+  using varied_codec<3>::varied_codec;
+  static constexpr std::uint64_t worst_case_bytes(std::uint64_t bytes) noexcept { return bytes + 6000; }
+  llmmem::result<std::uint64_t> encode(std::span<const std::byte>, std::span<std::byte> out) noexcept {
+    std::ranges::fill(out.first(5500), std::byte{7});
+    return std::uint64_t{5500};
+  }
+};
+
+/// A codec that names more bytes than it was given.
+class lying_codec : public varied_codec<4> {
+ public:
+  using varied_codec<4>::varied_codec;
+  llmmem::result<std::uint64_t> encode(std::span<const std::byte>, std::span<std::byte>) noexcept {
+    return (std::uint64_t{1} << 32U) + 2;
+  }
+};
+
+template <class Codec>
+offload::kv_tiers_stats fill_wide_slots(persistent_file_space<>& disk) {
+  const std::uint64_t bytes = 1024;
+  const double share = 1;
+  host_space host({.budget = 1 << 16});
+  offload::kv_tier below(disk, 4 * 16384, {}, offload::coded<Codec>{});
+  below.granularity = 16384;
+  const kv_tiers_options options{.load_headroom = 0};
+  detail::kv_tier_stack stack(options, std::span(&bytes, 1), std::span(&share, 1),
+                              offload::kv_tier(host, 4 * bytes, write_through{}), below);
+  const auto finish = [&] {
+    for (int i = 0; i < 2; ++i) {
+      stack.wait();
+      stack.poll(0, [](const detail::load_cookie&, slot_id, const failure&) noexcept {});
+    }
+  };
+  if (const auto found = stack.find(0, key_from_id(1))) {
+    static_cast<void>(stack.begin_read(found->tier, 0, found->slot, {}, 0));
+  } else {
+    stack.settle(0, stack.begin_fill(0, key_from_id(1), detail::parent_digest::none, false).value());
+  }
+  finish();
+  offload::kv_tiers_stats out;
+  stack.count(out);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a codec of shorter forms takes none that its buffers do not hold") {
+  const temporary_folder folder;
+  const auto serve = [&]<class Codec>(const Codec*) {
+    persistent_file_space<> disk(folder.file("kv.tier"),
+                                 {.space = {.budget = 4 * 16384}, .layout = 7, .max_chunks = 64});
+    return fill_wide_slots<Codec>(disk);
+  };
+  const long_codec* const long_one = nullptr;
+  CHECK(serve(long_one).tiers[1].stored == 1);
+  CHECK(serve(long_one).tiers[1].recovered == 1);
+  const varied_codec<1>* const short_one = nullptr;
+  const offload::kv_tiers_stats later = serve(short_one);
+  CHECK(later.tiers[1].recovered == 0);
+  CHECK(later.tiers[1].stored == 1);
+  const temporary_folder other;
+  persistent_file_space<> disk(other.file("kv.tier"),
+                               {.space = {.budget = 4 * 16384}, .layout = 7, .max_chunks = 64});
+  const offload::kv_tiers_stats lied = fill_wide_slots<lying_codec>(disk);
+  CHECK(lied.tiers[1].stored == 0);
+  CHECK(lied.tiers[1].failures == 1);
+  CHECK(lied.last_failure.code == errc::out_of_range);
 }
 
 namespace {

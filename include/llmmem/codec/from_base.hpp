@@ -33,8 +33,8 @@ inline namespace v0 {
 ///
 /// @par Complexity   linear. Scratch memory: a chunk, and the codec's.
 /// @par Thread safety   one call at a time.
-/// @par Errors   as of `codec`; `errc::out_of_range` for a base of another length than the chunk;
-///               `errc::base_differs` if `decode` gets another base than `encode` had.
+/// @par Errors   as of `codec`; of a base shorter than the chunk `errc::too_short`, of a longer one
+///               `errc::out_of_range`; `errc::base_differs` if `decode` gets another base than `encode` had.
 template <codec Codec>
   requires(Codec::is_lossless)
 class from_base {
@@ -63,7 +63,7 @@ class from_base {
     if (!form) return form;
     return sum_bytes + *form;
   }
-  /// @param base  the same bytes that `encode` had
+  /// @param base  the same bytes that `encode` had; may be `out`, which a refusal leaves as it is
   [[nodiscard]] result<void> decode(std::span<const std::byte> in, std::span<const std::byte> base,
                                     std::span<std::byte> out) noexcept {
     if (const failure why = refusal(out.size(), base.size()); why.code != errc::ok) return why;
@@ -72,9 +72,10 @@ class from_base {
     std::memcpy(&wanted, in.data(), sizeof(wanted));
     if (const std::uint32_t found = crc32c(0, base); found != wanted)
       return failure{errc::base_differs, 0, wanted, found, name};
-    if (const auto done = codec_.decode(in.subspan(sum_bytes), out); !done) return done;
+    const std::span<std::byte> changes(changes_.data(), out.size());
+    if (const auto done = codec_.decode(in.subspan(sum_bytes), changes); !done) return done;
     for (std::size_t i = 0; i < out.size(); ++i)
-      out[i] ^= base[i];
+      out[i] = base[i] ^ changes[i];
     return {};
   }
 
@@ -88,7 +89,8 @@ class from_base {
 
   [[nodiscard]] failure refusal(std::uint64_t chunk, std::uint64_t base) const noexcept {
     if (const failure why = chunk_refusal(codec_, chunk); why.code != errc::ok) return why;
-    if (base != chunk) return {.code = errc::out_of_range, .wanted = base, .found = chunk, .where = name};
+    if (base < chunk) return {.code = errc::too_short, .wanted = chunk, .found = base, .where = name};
+    if (base > chunk) return {.code = errc::out_of_range, .wanted = base, .found = chunk, .where = name};
     return {};
   }
 

@@ -36,9 +36,9 @@ namespace offload {
 /// | without differences | (1/2 + 2^-8) / C of its vector's largest size, C = (bins - 1) / 2 |
 /// | with differences | the same of the largest difference; for a group's first token, with `anchor_bins` |
 ///
-/// and the rounding to the layout's element type on top. Bytes that are not all finite, such as those of
-/// tokens that were never written, and blocks whose form would be longer are stored as they are. **All side
-/// data is in the form**: scales (2 bytes a vector), tables and lengths.
+/// and the rounding to the layout's element type on top, and 2^-134 for subnormal scales. Bytes that are not
+/// all finite, such as those of tokens that were never written, and blocks whose form would be longer are
+/// stored as they are. **All side data is in the form**: scales (2 bytes a vector), tables and lengths.
 ///
 /// @par Complexity   linear. Memory: a byte for each element of a block, and tables of 32 KiB.
 /// @par Errors       the constructor throws `argument_error` for codes, scales or planes apart from K and V,

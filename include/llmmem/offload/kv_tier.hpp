@@ -92,6 +92,9 @@ kv_tier(Space&, std::uint64_t, Policy) -> kv_tier<Space>;
 /// The same, with a codec.
 template <class Space, class Policy, class Codec>
 kv_tier(Space&, std::uint64_t, Policy, Codec) -> kv_tier<Space, lru_eviction, Codec>;
+/// The same, with `{}` as policy.
+template <class Space, class Codec>
+kv_tier(Space&, std::uint64_t, store_policy, Codec) -> kv_tier<Space, lru_eviction, Codec>;
 
 }  // namespace offload
 }  // namespace v0

@@ -91,6 +91,8 @@ class block_coding {
     const std::span<std::byte> out = buffer(which);
     const auto form = coders_[group].encode(block, out.subspan(form_head::bytes));
     if (!form) return form.error();
+    const std::uint64_t most = out.size() - form_head::bytes - form_head::most_filling;
+    if (*form > most) return failure{errc::out_of_range, 0, *form, most, "kv_tier: codec"};
     std::uint64_t bytes = form_head::bytes + *form;
     const bool is_filled = bytes == block.size();
     if (is_filled) out[bytes++] = std::byte{0};

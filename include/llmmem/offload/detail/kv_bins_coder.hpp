@@ -36,9 +36,9 @@ inline void check_bins(offload::kv_bins_options& options) {
     const dtype element = layout.element_of(p);
     if (p < layout.kv_planes() && (element == dtype::f32 || element == dtype::bf16 || element == dtype::f16))
       continue;
-    throw argument_error("kv_bins: plane " + std::to_string(p) + " of the layout has codes, scales or an " +
-                         "indexer's keys; it takes keys and values of f32, bf16 or f16 alone: store other "
-                         "forms as they are, or by a lossless codec");
+    throw argument_error("kv_bins: plane " + std::to_string(p) + " of the layout has codes, scales, a " +
+                         "separate rotary part or an indexer's keys; it takes keys and values of f32, bf16 "
+                         "or f16 alone: store other forms as they are, or by a lossless codec");
   }
   if (options.layers.empty()) options.layers.push_back({});
   const auto check = [](std::uint32_t bins, const char* what) {

@@ -186,7 +186,7 @@ class tier_medium {
     copy.buffer = no_coding_buffer;
   }
   [[nodiscard]] std::uint64_t coding_bytes() const noexcept { return coding_.memory_bytes(); }
-  [[nodiscard]] bool has_free_buffers() const noexcept { return coding_.is_idle(); }
+  [[nodiscard]] bool are_buffers_free() const noexcept { return coding_.is_idle(); }
   /// Returns the outcome of a copy whose fence has passed, and clears its failure.
   [[nodiscard]] static result<void> outcome_of(const fence_type& fence) noexcept {
     if constexpr (requires { fence.conclude(); }) {

@@ -152,6 +152,9 @@ class kv_tier_places {
         for (std::string& each : level.slots[g].audit(who))
           found.push_back(std::move(each));
       }
+      if (level.transfer_count == 0 && !level.medium.are_buffers_free())
+        found.push_back(options_->name + ": tier " + std::to_string(k) + " has no transfer, and its coding " +
+                        "buffers are in use");
     });
     return found;
   }
@@ -227,7 +230,11 @@ class kv_tier_places {
     slot_regions regions = divide_tier(tier.budget, unit, slot_bytes, shares, who);
     for (std::size_t g = 0; g < slot_bytes.size(); ++g) {
       regions[g].bytes = block_bytes[g];
-      if constexpr (!coding_type::is_plain) regions[g].most_bytes = regions[g].stride;
+      if constexpr (!coding_type::is_plain) {
+        // Coding buffers hold a worst case, and an earlier process's codec may have had longer forms.
+        const std::uint64_t most = coding_type::worst_case(tier.codec, g, block_bytes[g]);
+        regions[g].most_bytes = regions[g].stride < most ? regions[g].stride : most;
+      }
     }
     return tier_level<Tier>(
         tier, regions, groups_, *options_,
