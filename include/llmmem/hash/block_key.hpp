@@ -63,8 +63,9 @@ concept block_hash = std::constructible_from<H, hash_seed> && std::copyable<H> &
 
 /// A hash whose `chain` is two steps, the first of which needs no parent: `chain(parent, fold(tokens))` is
 /// `chain(parent, tokens)`. `chained_keys` executes the first step for a block while the key of the block
-/// before it is being computed. A hash with `fold_four(tokens, out)` folds four blocks that follow each other
-/// in `tokens`, where this takes less time than one after the other.
+/// before it is being computed. A hash may also have `fold_four(tokens, out)`, which folds four blocks that
+/// follow each other in `tokens`; `folds_four(block_tokens)` says whether this takes less time than one after
+/// the other.
 template <class H>
 concept folding_block_hash =
     block_hash<H> && requires(const H& hash, const block_key& parent, std::span<const token_id> tokens,

@@ -19,7 +19,7 @@ inline namespace v0 {
 /// block immediately before its key would make one wait for the other.
 ///
 /// @par Complexity   one `chain` for each key, and at most four `fold` more than keys: one more at the first
-///      key, since prompts that are not cached end there.
+///      key, or four at once. Prompts that are not cached end there.
 /// @par Thread safety   none; the hash and the tokens must outlive it.
 template <block_hash Hash>
 class chained_keys {
@@ -64,21 +64,20 @@ class chained_keys {
       std::array<typename H::folded_tokens, 4> of;
       std::size_t used = 0;
       std::size_t count = 0;
-      std::size_t singly = 0;  // blocks that were folded one by one
+      bool by_four = false;  // from the second block on
     };
   };
 
-  /// Folds the next block. After two blocks it folds four at once, if the hash can: prompts that are not
-  /// cached end before.
+  /// Folds the next block; after the first one the next four, if the hash folds four at once.
   void fold_ahead() noexcept {
     folded_.used = 0;
     if constexpr (requires { hash_.fold_four(tokens_, folded_.of); }) {
-      if (folded_.singly == 2 && tokens_.size() / 4 >= block_tokens_) {
+      if (folded_.by_four && tokens_.size() / 4 >= block_tokens_) {
         hash_.fold_four(tokens_.first(4 * block_tokens_), folded_.of);
         folded_.count = 4;
         return;
       }
-      if (folded_.singly < 2) ++folded_.singly;
+      if (folded_.count == 0) folded_.by_four = hash_.folds_four(block_tokens_);
     }
     folded_.of[0] = hash_.fold(block());
     folded_.count = 1;

@@ -7,6 +7,7 @@
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/paging/ids.hpp>
 
+#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +23,10 @@ struct chain_link {
   block_id block = null_block;
   std::uint32_t stamp = 0;
 
-  friend constexpr bool operator==(const chain_link&, const chain_link&) noexcept = default;
+  /// By one comparison of eight bytes.
+  friend constexpr bool operator==(const chain_link& a, const chain_link& b) noexcept {
+    return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
+  }
 };
 
 /// Verifies hits for a prefix index.

@@ -57,9 +57,15 @@ inline result<void> block_pool<Eviction, FreeList, History>::check_share(const N
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <class Name>
 inline result<void> block_pool<Eviction, FreeList, History>::share_one(const Name& name) noexcept {
-  const auto checked = check_share(name, 1);
-  if (checked) add_reference(id_of(name));
-  return checked;
+  // The usual case without a `result` of the check.
+  if (is_named_by(name)) [[likely]] {
+    const block_record& at = records_[to_index(id_of(name))];
+    if ((at.is_active() || at.is_idle()) && at.references() != block_record::max_references) [[likely]] {
+      add_reference(id_of(name));
+      return {};
+    }
+  }
+  return check_share(name, 1);
 }
 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
