@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -54,6 +56,19 @@ class usage_error : public llmmem::error {
 /// Returns an option and its value, as a `usage_error` begins: `--seed "x"`.
 [[nodiscard]] inline std::string given(std::string_view option, std::string_view text) {
   return fmt::format("{} \"{}\"", option, printable(text, 40));
+}
+
+/// @param range  the valid numbers, in words
+/// @throws usage_error  with the option, its value and valid ones.
+template <std::floating_point Number>
+[[nodiscard]] Number usage_number(std::string_view option, std::string_view text, Number least, Number most,
+                                  std::string_view range) {
+  Number read = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, failed] = std::from_chars(text.data(), end, read);
+  if (failed != std::errc() || stop != end || !(read >= least) || !(read <= most))
+    throw usage_error(fmt::format("{}: must be a number {}", given(option, text), range));
+  return read;
 }
 
 /// @throws usage_error  with the option, its value and valid ones.

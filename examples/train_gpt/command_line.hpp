@@ -11,13 +11,11 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
-#include <system_error>
 
 #include "common/program.hpp"
 #include "common/text.hpp"
@@ -370,15 +368,7 @@ class training_options {
     const auto value = [](const char* name, const std::optional<std::string>& given, double least,
                           double most, const char* range) -> std::optional<double> {
       if (!given) return std::nullopt;
-      const std::string& text = *given;
-      double read = 0;
-      const char* const end = text.data() + text.size();
-      const auto [stop, failed] = std::from_chars(text.data(), end, read);
-      if (failed != std::errc() || stop != end || !(read >= least) || !(read <= most)) {
-        throw example::usage_error(
-            fmt::format("{} \"{}\": must be a number {}", name, example::printable(text, 64), range));
-      }
-      return read;
+      return example::usage_number(name, *given, least, most, range);
     };
     const llmmem::loss_scale_options rules;
     all.guard.clip_norm =

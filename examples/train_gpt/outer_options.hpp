@@ -8,12 +8,10 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
-#include <charconv>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
-#include <system_error>
 
 #include "common/program.hpp"
 
@@ -83,9 +81,11 @@ class outer_arguments {
       throw example::usage_error(fmt::format("--outer: '{}' is unknown; there are nesterov and sgd",
                                              example::printable(outer_, 64)));
     }
-    if (rate_) all.by.rate = number("--outer-rate", *rate_, 1e-6F, 100, "from 0.000001 to 100");
+    if (rate_)
+      all.by.rate = example::usage_number("--outer-rate", *rate_, 1e-6F, 100.0F, "from 0.000001 to 100");
     if (momentum_)
-      all.by.momentum = number("--outer-momentum", *momentum_, 0, 0.999999F, "from 0 to 0.999999");
+      all.by.momentum =
+          example::usage_number("--outer-momentum", *momentum_, 0.0F, 0.999999F, "from 0 to 0.999999");
     using llmmem::wire_format;
     static const std::map<std::string, wire_format> known{
         {"", wire_format::plain},  {"plain", wire_format::plain}, {"bf16", wire_format::bf16},
@@ -101,18 +101,6 @@ class outer_arguments {
   }
 
  private:
-  [[nodiscard]] static float number(const char* name, const std::string& text, float least, float most,
-                                    const char* range) {
-    float read = 0;
-    const char* const end = text.data() + text.size();
-    const auto [stop, failed] = std::from_chars(text.data(), end, read);
-    if (failed != std::errc() || stop != end || !(read >= least) || !(read <= most)) {
-      throw example::usage_error(
-          fmt::format("{} \"{}\": must be a number {}", name, example::printable(text, 64), range));
-    }
-    return read;
-  }
-
   std::optional<std::string> local_steps_{};
   std::optional<std::string> workers_{};
   std::string outer_;

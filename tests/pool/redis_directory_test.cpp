@@ -215,6 +215,17 @@ struct directory_node {
   pool::directory_identity id;
 };
 
+/// A server, and two nodes whose directories are up.
+struct two_nodes {
+  two_nodes() {
+    REQUIRE(zero.is(pool::redis_state::up));
+    REQUIRE(one.is(pool::redis_state::up));
+  }
+  redis_server server{};
+  directory_node zero{at(server), 0, 100};
+  directory_node one{at(server), 1, 101};
+};
+
 /// A server that says what a test wants to each command.
 class nonsense_server {
  public:
@@ -290,11 +301,8 @@ TEST_SUITE("redis_directory") {
 
   TEST_CASE("of a hundred chains that begin alike, the one most alike is found") {
     if (!has_redis()) return;
-    redis_server server;
-    directory_node zero(at(server), 0, 100);
-    directory_node one(at(server), 1, 101);
-    REQUIRE(zero.is(pool::redis_state::up));
-    REQUIRE(one.is(pool::redis_state::up));
+    two_nodes nodes;
+    auto& [server, zero, one] = nodes;
     const auto chain = [](std::uint32_t which, std::uint32_t chunks) {
       std::vector<std::uint32_t> out;
       for (std::uint32_t i = 0; i < chunks; ++i)
@@ -323,11 +331,8 @@ TEST_SUITE("redis_directory") {
 
   TEST_CASE("entries of a node that sleeps beyond its lifetime count no more, and are removed") {
     if (!has_redis()) return;
-    redis_server server;
-    directory_node zero(at(server), 0, 100);
-    directory_node one(at(server), 1, 101);
-    REQUIRE(zero.is(pool::redis_state::up));
-    REQUIRE(one.is(pool::redis_state::up));
+    two_nodes nodes;
+    auto& [server, zero, one] = nodes;
     zero.announce({1, 2}, 0b11);
     const std::string name = server.ask({"KEYS", "*:span:*"});
     const std::string key = name.substr(0, name.size() - 1);
@@ -468,11 +473,8 @@ TEST_SUITE("redis_directory") {
 
   TEST_CASE("a server that is emptied, or killed and given an old file, is told everything again") {
     if (!has_redis()) return;
-    redis_server server;
-    directory_node zero(at(server), 0, 100);
-    directory_node one(at(server), 1, 101);
-    REQUIRE(zero.is(pool::redis_state::up));
-    REQUIRE(one.is(pool::redis_state::up));
+    two_nodes nodes;
+    auto& [server, zero, one] = nodes;
     const auto is_told = [&](directory_node& who, auto&& act) {
       const int changes = who.link.changes;
       act();
@@ -513,11 +515,8 @@ TEST_SUITE("redis_directory") {
 
   TEST_CASE("garbage in the server's keys is counted, and yields no holder") {
     if (!has_redis()) return;
-    redis_server server;
-    directory_node zero(at(server), 0, 100);
-    directory_node one(at(server), 1, 101);
-    REQUIRE(zero.is(pool::redis_state::up));
-    REQUIRE(one.is(pool::redis_state::up));
+    two_nodes nodes;
+    auto& [server, zero, one] = nodes;
     zero.announce({1, 2}, 0b11);
     const std::string names = server.ask({"KEYS", "*:span:*"});
     const std::string key = names.substr(0, names.size() - 1);
