@@ -189,7 +189,7 @@ class chunk_index::said_chunks {
   void add(const chunk_extent& extent, std::uint64_t record, bool is_gone) {
     if (const std::optional<block_id> before = latest_->find(extent.key)) {
       latest_->erase(*before);
-      said_[to_index(*before)].record = 0;
+      said_[to_index(*before) - 1].record = 0;
     }
     if (is_gone) return;
     if (said_.size() == most_) fold();
@@ -201,7 +201,7 @@ class chunk_index::said_chunks {
 
  private:
   void note(std::size_t at, const chunk_key& key) {
-    const block_id id{static_cast<std::uint32_t>(at)};
+    const block_id id{static_cast<std::uint32_t>(at + 1)};  // an index has no block 0
     latest_->stage(key, id);
     latest_->insert(id, 1);
   }
