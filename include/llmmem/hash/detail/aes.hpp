@@ -292,7 +292,7 @@ inline void aes_encrypt(const aes_key& key, aes_register& a, aes_register& b, ae
   );
   return sum;
 #else
-  return {};
+  return aes_register{};
 #endif
 }
 
