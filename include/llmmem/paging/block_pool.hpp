@@ -252,11 +252,8 @@ class block_pool {
   [[nodiscard]] bool is_active(const Name& name) const noexcept {
     return is_named_by(name) && records_[to_index(id_of(name))].is_active();
   }
-  /// Whether the block that `name` names may have `count` more references.
   template <class Name>
-  [[nodiscard]] bool can_share(const Name& name, std::size_t count) const noexcept;
-  template <class Name>
-  [[nodiscard]] LLMMEM_COLD result<void> share_refusal(const Name& name, std::size_t count) const noexcept;
+  result<void> check_share(const Name& name, std::size_t count) const noexcept;
   template <class Name>
   result<void> share_one(const Name& name) noexcept;
   template <class Name>

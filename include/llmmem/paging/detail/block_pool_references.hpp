@@ -42,33 +42,30 @@ bool block_pool<Eviction, FreeList, History>::is_named_by(block_handle handle) c
          handle.generation == records_[to_index(handle.block)].generation();
 }
 
+/// Whether `count` more references to the block that `name` names are possible.
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <class Name>
-inline bool block_pool<Eviction, FreeList, History>::can_share(const Name& name,
-                                                               std::size_t count) const noexcept {
-  if (!is_named_by(name)) return false;
-  const block_record& at = records_[to_index(id_of(name))];
-  return (at.is_active() || at.is_idle()) && count <= block_record::max_references &&
-         at.references() <= block_record::max_references - count;
-}
-
-/// Returns why `can_share` is false.
-template <eviction_policy Eviction, free_list FreeList, block_history History>
-template <class Name>
-result<void> block_pool<Eviction, FreeList, History>::share_refusal(const Name& name,
-                                                                    std::size_t count) const noexcept {
+inline result<void> block_pool<Eviction, FreeList, History>::check_share(const Name& name,
+                                                                         std::size_t count) const noexcept {
   const std::uint32_t i = to_index(id_of(name));
   if (!is_named_by(name) || !(records_[i].is_active() || records_[i].is_idle())) return check(name);
-  return refusal(errc::too_many_shares, i, count, records_[i].references());
+  if (records_[i].references() + count > block_record::max_references)
+    return refusal(errc::too_many_shares, i, count, records_[i].references());
+  return {};
 }
 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
 template <class Name>
 inline result<void> block_pool<Eviction, FreeList, History>::share_one(const Name& name) noexcept {
-  if (!can_share(name, 1)) [[unlikely]]
-    return share_refusal(name, 1);
-  add_reference(id_of(name));
-  return {};
+  // The usual case without a `result` of the check.
+  if (is_named_by(name)) [[likely]] {
+    const block_record& at = records_[to_index(id_of(name))];
+    if ((at.is_active() || at.is_idle()) && at.references() != block_record::max_references) [[likely]] {
+      add_reference(id_of(name));
+      return {};
+    }
+  }
+  return check_share(name, 1);
 }
 
 template <eviction_policy Eviction, free_list FreeList, block_history History>
@@ -77,7 +74,7 @@ result<void> block_pool<Eviction, FreeList, History>::share_all(std::span<const 
   // Checks all blocks before it changes any, because an idle block that is revived loses its place in the
   // eviction order.
   for (const Name& name : names) {
-    if (!can_share(name, names.size())) return share_refusal(name, names.size());
+    if (const auto checked = check_share(name, names.size()); !checked) return checked;
   }
   for (const Name& name : names)
     add_reference(id_of(name));
