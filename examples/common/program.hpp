@@ -138,6 +138,21 @@ using file_handle = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
   return file;
 }
 
+/// Opens `path` for writing, and keeps its contents until something is written.
+[[nodiscard]] inline file_handle open_for_writing(const std::string& path) {
+  file_handle file(std::fopen(path.c_str(), "ab"), &std::fclose);
+  if (!file) throw file_error(path, "write");
+  return file;
+}
+
+inline void write_file(const std::string& path, std::string_view text) {
+  file_handle file(std::fopen(path.c_str(), "wb"), &std::fclose);
+  const bool written = file != nullptr &&
+                       std::fwrite(text.data(), 1, text.size(), file.get()) == text.size() &&
+                       std::fclose(file.release()) == 0;
+  if (!written) throw file_error(path, "write");
+}
+
 /// Writes all of `text`, or throws `llmmem::system_error` with `name`.
 inline void write(std::FILE* to, std::string_view text, std::string_view name) {
   if (std::fwrite(text.data(), 1, text.size(), to) != text.size() || std::fflush(to) != 0) {

@@ -14,6 +14,7 @@
 #include "common/program.hpp"
 #include "paged_decode/command_line.hpp"
 #include "paged_decode/comparison.hpp"
+#include "paged_decode/form_chart.hpp"
 #include "paged_decode/latent_report.hpp"
 
 namespace paged_decode {
@@ -106,12 +107,14 @@ inline void run_latents(const command_line& asked, std::FILE* out) {
 /// A trained model on a text.
 inline void run_perplexity(const command_line& asked, std::FILE* out, std::FILE* notes) {
   const perplexity_plan& plan = *asked.quality;
+  if (plan.chart) static_cast<void>(example::open_for_writing(*plan.chart));  // fail before the work
   const trained_model made = load_trained_model(plan.weights, notes);
   const std::vector<std::uint8_t> text = detail::read_tokens(plan.text, plan.most_tokens);
   const perplexity_finding found =
       measure_perplexity(made, plan.text, text, asked.what.cache, plan.windows, plan.budgets,
                          plan.with_cold ? cold_forms() : std::vector<cold_form>{});
   example::write(out, asked.json ? to_json(found) : to_report(plan, found), "standard output");
+  if (plan.chart) example::write_file(*plan.chart, draw_svg(found));
 }
 
 /// @param arguments  without the program's name.

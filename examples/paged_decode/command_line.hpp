@@ -66,7 +66,8 @@ inline void check_latents(const model_config& shape, const std::vector<std::stri
     throw usage_error(example::given("--rotary", fmt::to_string(shape.rotary_dim)) +
                       ": must be a multiple of 8");
   for (const std::string& each : given) {
-    if (each == "--keep-tokens" || each == "--sinks" || each == "--recent" || each == "--cold")
+    if (each == "--keep-tokens" || each == "--sinks" || each == "--recent" || each == "--cold" ||
+        each == "--chart")
       throw usage_error(each +
                         " is measured on a trained model, and train_gpt trains none with latents: not for "
                         "--model mla; leave it out");
@@ -125,9 +126,9 @@ inline void check_shape(const model_config& shape, bool with_int8) {
                                                 const std::optional<std::string>& text,
                                                 const std::optional<std::string>& tokens,
                                                 const std::vector<std::string>& given) {
-  constexpr std::array<std::string_view, 11> fitting{"--cold",         "--weights", "--text",    "--tokens",
-                                                     "--block-tokens", "--hnd",     "--permute", "--json",
-                                                     "--keep-tokens",  "--sinks",   "--recent"};
+  constexpr std::array<std::string_view, 12> fitting{"--cold",  "--weights",      "--text",  "--tokens",
+                                                     "--chart", "--block-tokens", "--hnd",   "--permute",
+                                                     "--json",  "--keep-tokens",  "--sinks", "--recent"};
   if (!weights) throw usage_error("--text and --tokens are about a trained model; give --weights DIR");
   if (!text) throw usage_error("--weights needs a text to tell perplexity on; give --text FILE");
   for (const std::string& each : given) {
@@ -158,7 +159,7 @@ inline void check_shape(const model_config& shape, bool with_int8) {
   bool with_cold = false;
   bool is_hnd = false;
   std::optional<std::string> form, seed, permutation, tiers, split, tier_folder, device_blocks, weights, text,
-      text_tokens, model_name, budgets, sinks, recent;
+      text_tokens, model_name, budgets, sinks, recent, chart;
   std::uint32_t latents = 128;
   conversation_plan talks;
   struct number {
@@ -251,6 +252,9 @@ inline void check_shape(const model_config& shape, bool with_int8) {
       ->type_name("N");
   app.add_flag("--cold", with_cold,
                "with --weights: also measure bf16 blocks that have been to a cold tier, through each codec");
+  app.add_option("--chart", chart,
+                 "with --weights: draw divergence against bytes for all that is measured to this SVG file")
+      ->type_name("FILE.svg");
   app.add_flag("--json", asked.json, "JSON on standard output");
   const auto given_options = [&] {
     std::vector<std::string> names;
@@ -335,10 +339,13 @@ inline void check_shape(const model_config& shape, bool with_int8) {
         "--cold measures what the codecs of a cold tier cost a trained model; give --weights DIR and --text "
         "FILE");
   }
+  if (chart && !weights)
+    throw usage_error("--chart draws what forms cost a trained model; give --weights DIR and --text FILE");
   if (weights || text || text_tokens) {
     asked.quality = detail::quality_of(weights, text, text_tokens, given_options());
     if (budgets) asked.quality->budgets = detail::budgets_of(*budgets, sinks, recent);
     asked.quality->with_cold = with_cold;
+    asked.quality->chart = chart;
     return {asked, std::nullopt};
   }
   add_place();

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -40,6 +41,7 @@ struct perplexity_plan {
   std::uint32_t windows = 32;                   ///< windows that are decoded at once
   std::vector<llmmem::token_budget> budgets{};  ///< also measured, with each form that attention reads
   bool with_cold = false;                       ///< also blocks that have been to a cold tier
+  std::optional<std::string> chart{};           ///< an SVG file to draw all of it to
 };
 
 /// The result of one form.

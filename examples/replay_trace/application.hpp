@@ -42,21 +42,6 @@ using replay_function =
 
 namespace detail {
 
-/// Opens `path` for writing, and keeps its contents until something is written.
-[[nodiscard]] inline example::file_handle open_for_writing(const std::string& path) {
-  example::file_handle file(std::fopen(path.c_str(), "ab"), &std::fclose);
-  if (!file) throw example::file_error(path, "write");
-  return file;
-}
-
-inline void write_file(const std::string& path, std::string_view text) {
-  example::file_handle file(std::fopen(path.c_str(), "wb"), &std::fclose);
-  const bool written = file != nullptr &&
-                       std::fwrite(text.data(), 1, text.size(), file.get()) == text.size() &&
-                       std::fclose(file.release()) == 0;
-  if (!written) throw example::file_error(path, "write");
-}
-
 /// The capacities to draw: 1, 2 and 5 of each power of ten from the smallest that can serve the trace to the
 /// first without evictions, inclusive.
 [[nodiscard]] inline std::vector<std::uint64_t> chart_capacities(const trace& from) {
@@ -129,7 +114,7 @@ inline void run_checked(const command_line& asked, const replay_function& replay
                       ": has lengths only, so no hit ratio to draw; leave out --chart");
   }
   if (asked.chart_file)
-    static_cast<void>(open_for_writing(*asked.chart_file));  // fail before the work, not after it
+    static_cast<void>(example::open_for_writing(*asked.chart_file));  // fail before the work, not after it
   if (from.skipped().count > 0) {
     fmt::print(to.notes, "replay_trace: skipped {} malformed lines, the first: {}\n", from.skipped().count,
                from.skipped().first);
@@ -174,7 +159,7 @@ inline void run_checked(const command_line& asked, const replay_function& replay
       by_budget.push_back(runner.run(asked.policies.front(), each));
     hit_ratio_chart chart = tier_chart(budgets, by_budget, asked.model);
     chart.ceiling = ceiling;
-    write_file(*asked.chart_file, draw_svg(chart));
+    example::write_file(*asked.chart_file, draw_svg(chart));
   } else if (asked.chart_file) {
     hit_ratio_chart chart{"Block hit ratio by cache capacity", {}, ceiling};
     for (const std::string_view policy : policy_names) {
@@ -184,7 +169,7 @@ inline void run_checked(const command_line& asked, const replay_function& replay
       }
       chart.series.push_back(std::move(line));
     }
-    write_file(*asked.chart_file, draw_svg(chart));
+    example::write_file(*asked.chart_file, draw_svg(chart));
   }
   runner.finish();
 

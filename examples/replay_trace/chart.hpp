@@ -38,26 +38,6 @@ struct hit_ratio_chart {
 
 namespace detail {
 
-/// `text` as XML text: markup escaped, characters outside XML 1.0 (and all non-ASCII) as `?`.
-[[nodiscard]] inline std::string xml_text(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '&') {
-      out += "&amp;";
-    } else if (c == '<') {
-      out += "&lt;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else if (c == '"') {
-      out += "&quot;";
-    } else {
-      out += byte < 0x20 || byte >= 0x7f ? '?' : c;
-    }
-  }
-  return out;
-}
-
 /// 50000 as `50k`.
 [[nodiscard]] inline std::string tick_text(std::uint64_t value) {
   if (value >= 1'000'000'000'000 && value % 1'000'000'000'000 == 0)
@@ -66,29 +46,6 @@ namespace detail {
   if (value >= 1'000'000 && value % 1'000'000 == 0) return fmt::format("{}M", value / 1'000'000);
   if (value >= 1'000 && value % 1'000 == 0) return fmt::format("{}k", value / 1'000);
   return fmt::format("{}", value);
-}
-
-/// Places labels so that neighbours are `gap` apart and all are within [top, bottom] if possible, each as
-/// near its `wanted` place as the order allows.
-[[nodiscard]] inline std::vector<double> spread_labels(const std::vector<double>& wanted, double gap,
-                                                       double top, double bottom) {
-  std::vector<std::size_t> order(wanted.size());
-  for (std::size_t i = 0; i < order.size(); ++i)
-    order[i] = i;
-  std::sort(order.begin(), order.end(),
-            [&](auto a, auto b) { return std::pair(wanted[a], a) < std::pair(wanted[b], b); });
-  std::vector<double> placed(wanted);
-  double least = top;
-  for (const std::size_t i : order) {
-    placed[i] = std::max(placed[i], least);
-    least = placed[i] + gap;
-  }
-  double most = bottom;
-  for (auto i = order.rbegin(); i != order.rend(); ++i) {
-    placed[*i] = std::min(placed[*i], most);
-    most = placed[*i] - gap;
-  }
-  return placed;
 }
 
 /// Maps capacities (by logarithm) and ratios to the plot's pixels.

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -114,8 +115,19 @@ TEST_CASE("the program serves a model of train_gpt, and reports its perplexity i
             .starts_with("paged_decode: --keep-tokens \"\": must be a whole number from 2"));
   CHECK(found["forms"][1]["bytes_per_token"] == 2 * 2 * 64 * 2);
 
-  const outcome table = run({"--weights", in + "weights", "--text", in + "held.txt", "--tokens", "100"});
+  CHECK(wrong({"--chart", "a.svg"}) ==
+        "paged_decode: --chart draws what forms cost a trained model; give --weights DIR and --text FILE");
+
+  const outcome table = run({"--weights", in + "weights", "--text", in + "held.txt", "--tokens", "100",
+                             "--chart", in + "forms.svg"});
   CHECK(table.status == exit_status::success);
+  std::ifstream drawn(in + "forms.svg");
+  const std::string svg{std::istreambuf_iterator<char>(drawn), {}};
+  CHECK(svg.starts_with("<svg "));
+  CHECK(svg.ends_with("</svg>\n"));
+  for (const kv_form each : forms)  // every form but f32, to which the others are compared
+    CHECK((svg.find(">" + std::string(name_of(each)) + "</text>") != std::string::npos) ==
+          (each != kv_form::f32));
   CHECK(table.out.find("2 blocks of width 64 with 2 heads of 32, context 24; 99 tokens of") == 0);
   CHECK(table.out.find("\n  int4_by_token ") != std::string::npos);
 

@@ -1,0 +1,176 @@
+"""forms_peers.py: other quantised caches on the model and text of `paged_decode --weights`.
+
+Usage: forms_peers.py --weights DIR --text FILE [--tokens 8193]
+
+Runs train_gpt's model (the newest of its checkpoints) in torch over the same windows of the text, with keys and
+values through
+
+  transformers' QuantizedCache   its quanto and HQQ layers: quantised once over a whole window, the best case; in use
+                                 each further token past the residual length quantises everything again
+  zipnn                          lossless, of bf16 keys and values of a whole layer at once: only its bytes
+
+and prints a row as paged_decode's table has: bytes a token in all layers (scales and zero points counted as bf16, as
+in a bf16 model), perplexity, and KL to floats. `f32` must be the perplexity that paged_decode says.
+"""
+
+import argparse
+import glob
+import importlib.metadata
+import json
+import math
+import struct
+import sys
+
+import torch
+
+
+def read_safetensors(path):
+    with open(path, "rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+        data = file.read()
+    header.pop("__metadata__", None)
+    out = {}
+    for name, place in header.items():
+        first, end = place["data_offsets"]
+        out[name] = torch.frombuffer(bytearray(data[first:end]), dtype=torch.float32).reshape(place["shape"])
+    return out
+
+
+class Model:
+    """train_gpt's model: GPT-2's blocks, a head of its own."""
+
+    def __init__(self, folder):
+        found = sorted(glob.glob(f"{folder}/step-*/model.safetensors"))
+        if not found:
+            raise SystemExit(f"{folder}: no checkpoint of train_gpt")
+        self.at = read_safetensors(found[-1])
+        self.blocks = sum(name.endswith("ln_1.weight") for name in self.at)
+        self.context, self.width = self.at["wpe.weight"].shape
+
+    def affine(self, x, name):
+        return x @ self.at[f"{name}.weight"] + self.at[f"{name}.bias"]
+
+    def norm(self, x, name):
+        return torch.nn.functional.layer_norm(x, (self.width,), self.at[f"{name}.weight"], self.at[f"{name}.bias"], 1e-5)
+
+    def log_probabilities(self, tokens, heads, through):
+        """`through(block, keys, values)`, both [1, heads, tokens, head_dim], returns what the cache gives back."""
+        count = len(tokens)
+        split = lambda x: x.reshape(1, count, heads, -1).transpose(1, 2)  # noqa: E731
+        x = self.at["wte.weight"][tokens] + self.at["wpe.weight"][:count]
+        for block in range(self.blocks):
+            name = f"h.{block}."
+            q, k, v = map(split, self.affine(self.norm(x, name + "ln_1"), name + "attn.c_attn").split(self.width, -1))
+            k, v = through(block, k.contiguous(), v.contiguous())
+            seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.affine(seen.transpose(1, 2).reshape(count, self.width), name + "attn.c_proj")
+            inner = torch.nn.functional.gelu(self.affine(self.norm(x, name + "ln_2"), name + "mlp.c_fc"), approximate="tanh")
+            x = x + self.affine(inner, name + "mlp.c_proj")
+        return torch.log_softmax((self.norm(x, "ln_f") @ self.at["lm_head.weight"]).double(), -1)
+
+
+class Floats:
+    name = "f32"
+
+    def __init__(self, model):
+        self.bytes_per_token = 2 * 4 * model.width * model.blocks
+
+    def through(self, block, keys, values):
+        return keys, values
+
+
+class Quantized:
+    """A layer of transformers' QuantizedCache."""
+
+    def __init__(self, model, kind, bits, axis_key, axis_value, group):
+        from transformers.cache_utils import HQQQuantizedLayer, QuantoQuantizedLayer
+
+        of = {"quanto": QuantoQuantizedLayer, "hqq": HQQQuantizedLayer}[kind]
+        self.layer = of(nbits=bits, axis_key=axis_key, axis_value=axis_value, q_group_size=group)
+        self.name = f"{kind} int{bits}, axes {axis_key} and {axis_value}, groups of {group}"
+        # A scale and a zero point for a group.
+        self.bytes_per_token = int(2 * model.width * model.blocks * (bits / 8 + 4 / group))
+
+    def through(self, block, keys, values):
+        if not self.layer.is_initialized:
+            self.layer.lazy_initialization(keys, values)
+        back = []
+        for each, axis in ((keys, self.layer.axis_key), (values, self.layer.axis_value)):
+            back.append(self.layer._dequantize(self.layer._quantize(each, axis)).reshape(each.shape).to(each.dtype))
+        return back
+
+
+class Zipnn:
+    """Its bytes alone: values come back as they were."""
+
+    name = "zipnn, bf16 without loss"
+
+    def __init__(self, model):
+        import zipnn
+
+        self.zip = zipnn.ZipNN(bytearray_dtype="bfloat16", input_format="byte", threads=1)
+        self.taken = self.tokens = 0
+
+    def through(self, block, keys, values):
+        keys, values = keys.bfloat16(), values.bfloat16()
+        for each in (keys, values):
+            self.taken += len(self.zip.compress(bytearray(each.view(torch.uint8).numpy().tobytes())))
+        self.tokens += keys.shape[2] * (block == 0)
+        return keys.float(), values.float()
+
+    @property
+    def bytes_per_token(self):
+        return self.taken / max(self.tokens, 1)
+
+
+def main():
+    options = argparse.ArgumentParser(description="Other quantised caches on the model and text of paged_decode --weights.")
+    options.add_argument("--weights", required=True, help="folder of train_gpt's checkpoints")
+    options.add_argument("--text", required=True, help="a text that the model was not trained on")
+    options.add_argument("--tokens", type=int, default=8193, help="of the text, from its beginning")
+    options.add_argument("--heads", type=int, default=4, help="of the model")
+    asked = options.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = Model(asked.weights)
+    with open(asked.text, "rb") as file:
+        text = torch.tensor(list(file.read(asked.tokens)))
+    makers = [lambda: Floats(model), lambda: Zipnn(model)]
+    group = min(64, model.width // asked.heads)
+    for kind, axes in (("quanto", ((0, 0), (-1, 0))), ("hqq", ((1, 1), (0, 1)))):
+        for bits in (4, 2):
+            for axis in axes:
+                makers.append(lambda k=kind, b=bits, a=axis: Quantized(model, k, b, *a, group))
+    forms = []
+    for make in makers:
+        try:
+            forms.append(make())
+        except ImportError as missing:
+            print(f"not installed: {missing}", file=sys.stderr)
+    sums = {form.name: [0.0, 0.0] for form in forms}
+    with torch.no_grad():
+        for first in range(0, len(text) - 1, model.context):
+            window, after = text[first : first + model.context], text[first + 1 : first + model.context + 1]
+            window = window[: len(after)]
+            for form in forms:
+                logs = model.log_probabilities(window, asked.heads, form.through)
+                if form.name == "f32":
+                    exact = logs
+                sums[form.name][0] -= logs[range(len(after)), after].sum().item()
+                sums[form.name][1] += (exact.exp() * (exact - logs)).sum().item()
+    count = len(text) - 1
+    print(f"{'form':44} {'bytes a token':>13} {'perplexity':>11} {'KL to f32, mean':>16}")
+    for form in forms:
+        surprise, divergence = sums[form.name]
+        print(f"{form.name:44} {form.bytes_per_token:13.0f} {math.exp(surprise / count):11.4f} {divergence / count:16.2e}")
+    for package in ("torch", "transformers", "optimum-quanto", "hqq", "zipnn"):
+        try:
+            print(package, importlib.metadata.version(package), end="; ")
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    print()
+
+
+if __name__ == "__main__":
+    main()
