@@ -55,7 +55,7 @@ struct shared_memory_options {
 /// too, and a wrong byte is then found by its checksum unless the writer changed that as well.
 ///
 /// @par Complexity      a block one copy and one CRC-32C in the reader; to offer it one CRC-32C in the owner.
-///                      The index takes 128 to 256 bytes for each of `blocks`, in addition to `bytes`.
+///                      The index takes 256 to 512 bytes for each of `blocks`, in addition to `bytes`.
 /// @par Thread safety   its space any number of threads; the rest that of its pool.
 /// @par Errors          the constructor throws `length_error` for 0 bytes or blocks, and `comm_error` when
 /// the
@@ -89,10 +89,12 @@ class shared_memory_mover {
     std::byte* const base = file_.map(nullptr, 0, shape.bytes, PROT_READ | PROT_WRITE);
     if (base == nullptr) refuse(errno);
     own_ = mapping(base, shape);
-    while (::getrandom(&mine_.nonce_low, 2 * sizeof(std::uint64_t), 0) !=
-           static_cast<ssize_t>(2 * sizeof(std::uint64_t))) {
+    std::array<std::uint64_t, 2> nonce{};
+    while (::getrandom(nonce.data(), sizeof(nonce), 0) != static_cast<ssize_t>(sizeof(nonce))) {
       if (errno != EINTR) refuse(errno);
     }
+    mine_.nonce_low = nonce[0];
+    mine_.nonce_high = nonce[1];
     mine_.process = static_cast<std::uint32_t>(::getpid());
     mine_.file = static_cast<std::uint32_t>(file_.descriptor());
     mine_.bytes = shape.bytes;

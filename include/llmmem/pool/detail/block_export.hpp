@@ -46,7 +46,7 @@ struct export_entry {
 };
 static_assert(sizeof(export_entry) == 64 && std::is_trivially_copyable_v<export_entry>);
 
-inline constexpr std::size_t bucket_entries = 4;
+inline constexpr std::size_t bucket_entries = 8;
 using export_bucket = std::array<export_entry, bucket_entries>;
 inline constexpr std::uint64_t export_index_at = 4096;
 
@@ -59,8 +59,8 @@ struct export_shape {
   /// Returns the shape for an index of `blocks` blocks at least, and `bytes` of them.
   /// @pre  both are below 2^56
   [[nodiscard]] static constexpr export_shape of(std::uint64_t blocks, std::uint64_t bytes) noexcept {
-    // Twice as many entries as blocks, so that few buckets overflow: what does comes by message.
-    const std::uint64_t buckets = std::bit_ceil((2 * blocks + bucket_entries - 1) / bucket_entries);
+    // At most two blocks a bucket on average, of which one in 4,000 buckets then overflows.
+    const std::uint64_t buckets = std::bit_ceil((blocks + 1) / 2);
     const std::uint64_t end = export_index_at + buckets * sizeof(export_bucket);
     constexpr std::uint64_t page = 65536;  // no smaller than any system's
     const std::uint64_t first = (end + page - 1) / page * page;
