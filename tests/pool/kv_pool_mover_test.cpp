@@ -7,11 +7,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
-#include <llmmem/comm/socket_endpoint.hpp>
 
 #include <array>
 #include <chrono>
@@ -25,8 +21,8 @@
 #include <utility>
 #include <vector>
 
+#include "pool/memory_nodes.hpp"
 #include "pool/pool_cluster.hpp"
-#include "support/random.hpp"
 #include "support/temporary_folder.hpp"
 
 using namespace llmmem;
@@ -34,48 +30,15 @@ using namespace llmmem_tests;
 
 namespace {
 
-using reading_node = pool_node<cache_type, thread_endpoint, pool::embedded_directory, shared_memory_mover&>;
+using reading_node = memory_node<shared_memory_mover, thread_endpoint>;
 
-node_form form_of(std::uint64_t slots) {
-  return {.groups = paged_group, .blocks = 128, .slots = slots, .lower_slots = 128};
+shared_memory_options memory_of(std::uint64_t slots) {
+  return {.bytes = std::uint64_t{1} << 20, .blocks = slots};
 }
 
-/// Nodes of one thread that read each other's memory.
-struct reading_cluster {
+struct reading_cluster : memory_cluster<shared_memory_mover> {
   explicit reading_cluster(std::uint32_t nodes, std::uint64_t slots = 64)
-      : net(nodes, {.copied_bytes = 65536, .lane_bytes = 1 << 20}) {
-    for (std::uint32_t i = 0; i < nodes; ++i) {
-      ends.push_back(std::make_unique<thread_endpoint>(net, seat_id{i}));
-      movers.push_back(std::make_unique<shared_memory_mover>(
-          shared_memory_options{.bytes = std::uint64_t{1} << 20, .blocks = slots}));
-    }
-    for (std::uint32_t i = 0; i < nodes; ++i)
-      all.push_back(std::make_unique<reading_node>(*ends[i], form_of(slots), kv_pool_options{}, *movers[i]));
-    settle();
-  }
-  void settle() {
-    for (int i = 0; i < 8; ++i) {
-      for (auto& each : all) {
-        if (each) each->step();
-      }
-    }
-  }
-  served_request serve(std::size_t node, std::span<const token_id> prompt) {
-    const auto out = all[node]->serve(prompt, [&](auto& request) {
-      for (int i = 0; i < 16 && request.where().next == offload::answer::pending; ++i)
-        settle();
-      request.fetch();
-      for (int i = 0; i < 64 && !request.has_arrived(); ++i)
-        settle();
-    });
-    settle();
-    CHECK(all[node]->wrong() == "");
-    return out;
-  }
-  thread_network net;
-  std::vector<std::unique_ptr<thread_endpoint>> ends;
-  std::vector<std::unique_ptr<shared_memory_mover>> movers;
-  std::vector<std::unique_ptr<reading_node>> all;
+      : memory_cluster(nodes, slots, memory_of(slots)) {}
 };
 
 /// Exported memory with one block of 1,000 bytes, in this process.
@@ -352,53 +315,24 @@ TEST_CASE("sizes of zero are refused") {
 TEST_CASE("a process that is stopped, then killed, is read all the same") {
   const temporary_folder folder;
   const auto prompt = prompt_of(1, 400);
-  using socket_node = pool_node<cache_type, socket_endpoint, pool::embedded_directory, shared_memory_mover&>;
-  const auto end_of = [&](std::uint32_t seat) {
-    return socket_options{.seat = seat_id{seat}, .seats = 2, .folder = folder.path()};
-  };
-  std::array<int, 2> told{};
-  REQUIRE(::pipe(told.data()) == 0);
-  const pid_t owner = ::fork();
-  REQUIRE(owner >= 0);
-  if (owner == 0) {
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    shared_memory_mover mover({.bytes = std::uint64_t{1} << 20, .blocks = 128});
-    socket_endpoint end(end_of(0));
-    socket_node node(end, form_of(128), {}, mover);
-    node.serve(prompt, [](auto& request) { request.fetch(); });
-    for (bool is_told = false;;) {
-      node.step();
-      node.pool().progress(1'000'000);
-      if (!is_told && node.pool().stats().offered_blocks == 100 && node.pool().peers() == 1)
-        is_told = ::write(told[1], "1", 1) == 1;
-    }
-  }
-  ::close(told[1]);
+  owner_process<shared_memory_mover> owner(folder.path(), prompt, memory_of(128));
   {
-    shared_memory_mover mover({.bytes = std::uint64_t{1} << 20, .blocks = 128});
-    socket_endpoint end(end_of(1));
-    socket_node node(end, form_of(128), {.patience_ns = 20'000'000'000}, mover);
+    shared_memory_mover mover(memory_of(128));
+    socket_endpoint end(socket_of(folder.path(), 1));
+    memory_node<shared_memory_mover, socket_endpoint> node(end, form_of(128), {.patience_ns = 20'000'000'000},
+                                                           mover);
     const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     const kv_chain chain(node.cache(), prompt);
-    const auto knows = [&](std::uint64_t tokens) {
-      auto request = node.pool().ask(chain, 0).value();
-      request.wait_for_answers();
-      return request.where().tokens >= tokens;
-    };
-    while (!knows(400) && std::chrono::steady_clock::now() < limit)
-      node.step();
-    std::array<char, 1> word{};
-    REQUIRE(::read(told[0], word.data(), 1) == 1);
+    REQUIRE(owner.is_known_to(node, chain));
     auto first = node.pool().ask(chain, 0).value();
     auto rest = node.pool().ask(chain, 200).value();
     first.wait_for_answers();
     rest.wait_for_answers();
-    ::kill(owner, SIGSTOP);
+    owner.send(SIGSTOP);
     first.fetch(200);
     CHECK(first.has_arrived());
     CHECK(first.end().blocks == 50);
-    ::kill(owner, SIGKILL);
-    ::waitpid(owner, nullptr, 0);
+    owner.kill();
     rest.fetch();
     CHECK(rest.has_arrived());
     CHECK(rest.end().blocks == 50);
@@ -409,5 +343,4 @@ TEST_CASE("a process that is stopped, then killed, is read all the same") {
       node.pool().progress(1'000'000);
     CHECK_FALSE(mover.reaches(seat_id{0}));
   }
-  ::close(told[0]);
 }

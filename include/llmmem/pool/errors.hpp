@@ -53,6 +53,15 @@ inline constexpr std::array pool_errors{
                    "the memory of seat {index} cannot be read (errno {found}; 71: its introduction is wrong, "
                    "or of another mover), so its blocks come by message; for one-sided reads its process "
                    "must have the same mover, user and PID namespace"},
+    error_info{
+        .number = 113,
+        .name = "mover_lane_differs",
+        .raises = error_kind::comm,
+        .index = "the seat",
+        .wanted = "bytes that the node named",
+        .sentence =
+            "this is not the lane to seat {index} that the mover claims, so its blocks come by message; "
+            "set ucx_options::lane to what UCX can use between the two"},
 };
 
 }  // namespace detail
@@ -69,6 +78,8 @@ inline constexpr error_code directory_name_taken = detail::code_of<109>(detail::
 inline constexpr error_code mover_refused = detail::code_of<111>(detail::pool_errors);
 /// Another node's memory cannot be read: index = its seat, wanted = the bytes it named, found = errno.
 inline constexpr error_code mover_unreached = detail::code_of<112>(detail::pool_errors);
+/// UCX reaches another node by other transports than its mover claims: index = its seat; `where` names them.
+inline constexpr error_code mover_lane_differs = detail::code_of<113>(detail::pool_errors);
 
 }  // namespace errc
 

@@ -34,6 +34,7 @@ enum class moved : std::uint8_t {
   begun,     ///< `progress` reports the end
   absent,    ///< the owner's index does not name the block: its owner may still have it in a lower tier
   changed,   ///< the owner rewrote the block meanwhile, or its bytes or its index are damaged
+  busy,      ///< the mover has as many reads under way as it can: ask again in a later step
   unreached  ///< the node's memory cannot be read: it died, or it introduced none
 };
 

@@ -367,7 +367,7 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::proceed(std::uint32_t slot) noe
     if (is_read) {
       const pool::moved how = read(of, each, holder);
       if (how == pool::moved::here || how == pool::moved::begun) continue;
-      if (!may_post(from)) {
+      if (how == pool::moved::busy || !may_post(from)) {
         fail(of, each, errc::ok);
         continue;
       }

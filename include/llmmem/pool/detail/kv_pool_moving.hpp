@@ -116,6 +116,9 @@ pool::moved kv_pool<Tiers, Endpoint, Directory, Mover>::read(record& of, part& e
     each.is_reading = true;
     read_in_step_ += block_bytes(each.group);
     each.ask_again = time_to_ask_again(of, wait_for_block(), 0);
+  } else if (how == pool::moved::busy) {
+    each.read_from &= static_cast<std::uint8_t>(~(1U << holder));
+    read_in_step_ = options_.serve_bytes;  // no further one in this step
   } else {
     ++counted_.failed_reads;
   }
