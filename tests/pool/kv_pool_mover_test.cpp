@@ -49,7 +49,7 @@ struct exported_block {
   }
   [[nodiscard]] std::span<std::byte> block() { return std::span(memory).subspan(shape.first + 64, 1000); }
   [[nodiscard]] detail::export_entry& entry() {
-    return *reinterpret_cast<detail::export_entry*>(memory.data() + shape.bucket_at(name));
+    return *reinterpret_cast<detail::export_entry*>(memory.data() + shape.bucket_at(name, 0));
   }
   template <class F>
   pool::moved copy(F&& after) {
@@ -235,6 +235,23 @@ TEST_CASE("no length and no offset of another node leads out of its memory") {
   CHECK_FALSE(accepts([](head& each) { each.buckets *= 1024; }));
   CHECK_FALSE(accepts([](head& each) { each.first = 4096; }));
   CHECK_FALSE(accepts([](head& each) { ++each.first += each.bytes; }));
+}
+
+TEST_CASE("an index has all blocks that it was made for") {
+  for (const std::uint64_t blocks : {1U, 3U, 64U, 4096U}) {
+    const detail::export_shape shape = detail::export_shape::of(blocks, 65536);
+    std::vector<std::byte> memory(shape.bytes);
+    detail::export_index index(memory.data(), shape, 1, 2);
+    const auto name = [](std::uint64_t i) {
+      return block_key{.low = detail::mix_pair(i, 1), .high = detail::mix_pair(i, 2)};
+    };
+    for (std::uint64_t i = 0; i < blocks; ++i)
+      index.put(name(i), std::span(memory).subspan(shape.first, 8));
+    std::uint64_t missing = 0;
+    for (std::uint64_t i = 0; i < blocks; ++i)
+      missing += index.has(name(i)) ? 0U : 1U;
+    CHECK(missing == 0);
+  }
 }
 
 TEST_CASE("a full bucket forgets a block, which then comes by message") {

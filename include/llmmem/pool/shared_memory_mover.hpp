@@ -55,7 +55,7 @@ struct shared_memory_options {
 /// too, and a wrong byte is then found by its checksum unless the writer changed that as well.
 ///
 /// @par Complexity      a block one copy and one CRC-32C in the reader; to offer it one CRC-32C in the owner.
-///                      The index takes 256 to 512 bytes for each of `blocks`, in addition to `bytes`.
+///                      The index takes 128 to 256 bytes for each of `blocks`, in addition to `bytes`.
 /// @par Thread safety   its space any number of threads; the rest that of its pool.
 /// @par Errors          the constructor throws `length_error` for 0 bytes or blocks, and `comm_error` when
 /// the

@@ -157,6 +157,7 @@ class ucx_mover {
     enum class stage : std::uint8_t { none, bucket, block, entry };
     stage at = stage::none;
     bool is_dropped = false;
+    std::uint8_t choice = 0;  // of the two buckets
     std::uint8_t place = 0;   // of the entry in its bucket
     void* request = nullptr;  // UCX's, null when it has ended
     other* of = nullptr;

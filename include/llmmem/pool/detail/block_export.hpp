@@ -59,8 +59,8 @@ struct export_shape {
   /// Returns the shape for an index of `blocks` blocks at least, and `bytes` of them.
   /// @pre  both are below 2^56
   [[nodiscard]] static constexpr export_shape of(std::uint64_t blocks, std::uint64_t bytes) noexcept {
-    // At most two blocks a bucket on average, of which one in 4,000 buckets then overflows.
-    const std::uint64_t buckets = std::bit_ceil((blocks + 1) / 2);
+    // At most four blocks a bucket on average: the fuller of two is never chosen, so that none overflows.
+    const std::uint64_t buckets = std::bit_ceil((blocks + 3) / 4);
     const std::uint64_t end = export_index_at + buckets * sizeof(export_bucket);
     constexpr std::uint64_t page = 65536;  // no smaller than any system's
     const std::uint64_t first = (end + page - 1) / page * page;
@@ -74,8 +74,9 @@ struct export_shape {
     if (header.buckets > (bytes - export_index_at) / sizeof(export_bucket)) return false;
     return header.first >= export_index_at + header.buckets * sizeof(export_bucket) && header.first <= bytes;
   }
-  [[nodiscard]] constexpr std::uint64_t bucket_at(const block_key& name) const noexcept {
-    return export_index_at + (name.low & (buckets - 1)) * sizeof(export_bucket);
+  /// Returns where one of the two buckets is that may have a block.
+  [[nodiscard]] constexpr std::uint64_t bucket_at(const block_key& name, std::size_t choice) const noexcept {
+    return export_index_at + ((choice == 0 ? name.low : name.high) & (buckets - 1)) * sizeof(export_bucket);
   }
   /// Whether an entry is about a block of `wanted` bytes within the memory.
   [[nodiscard]] constexpr bool is_right(const export_entry& entry, std::uint64_t wanted) const noexcept {
@@ -118,10 +119,14 @@ class export_index {
   /// @pre `holds(bytes)`
   void put(const block_key& name, std::span<const std::byte> bytes) noexcept {
     export_entry* into = find(name);
-    export_entry* const bucket = bucket_of(name);
-    for (std::size_t i = 0; into == nullptr && i < bucket_entries; ++i)
-      into = bucket[i].bytes == 0 ? &bucket[i] : nullptr;
-    if (into == nullptr) into = &bucket[turn_++ % bucket_entries];
+    if (into == nullptr) {
+      export_entry* const first = bucket_of(name, 0);
+      export_entry* const second = bucket_of(name, 1);
+      export_entry* const bucket = used(second) < used(first) ? second : first;
+      for (std::size_t i = 0; into == nullptr && i < bucket_entries; ++i)
+        into = bucket[i].bytes == 0 ? &bucket[i] : nullptr;
+      if (into == nullptr) into = &bucket[turn_++ % bucket_entries];
+    }
     begin_change(*into);
     store_word(into->low, name.low);
     store_word(into->high, name.high);
@@ -145,13 +150,22 @@ class export_index {
   [[nodiscard]] export_entry* entries() const noexcept {
     return reinterpret_cast<export_entry*>(base_ + export_index_at);
   }
-  [[nodiscard]] export_entry* bucket_of(const block_key& name) const noexcept {
-    return reinterpret_cast<export_entry*>(base_ + shape_.bucket_at(name));
+  [[nodiscard]] export_entry* bucket_of(const block_key& name, std::size_t choice) const noexcept {
+    return reinterpret_cast<export_entry*>(base_ + shape_.bucket_at(name, choice));
+  }
+  [[nodiscard]] static std::size_t used(const export_entry* bucket) noexcept {
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < bucket_entries; ++i)
+      count += bucket[i].bytes != 0 ? 1U : 0U;
+    return count;
   }
   [[nodiscard]] export_entry* find(const block_key& name) const noexcept {
-    export_entry* const bucket = bucket_of(name);
-    for (std::size_t i = 0; i < bucket_entries; ++i) {
-      if (bucket[i].bytes != 0 && bucket[i].low == name.low && bucket[i].high == name.high) return &bucket[i];
+    for (std::size_t choice = 0; choice < 2; ++choice) {
+      export_entry* const bucket = bucket_of(name, choice);
+      for (std::size_t i = 0; i < bucket_entries; ++i) {
+        if (bucket[i].bytes != 0 && bucket[i].low == name.low && bucket[i].high == name.high)
+          return &bucket[i];
+      }
     }
     return nullptr;
   }
@@ -189,10 +203,11 @@ template <class F>
 [[nodiscard]] pool::moved copy_exported(const std::byte* base, const export_shape& shape,
                                         const block_key& name, std::span<std::byte> into,
                                         F&& after_copy) noexcept {
-  const auto* const bucket = reinterpret_cast<const export_entry*>(base + shape.bucket_at(name));
-  for (std::size_t i = 0; i < bucket_entries; ++i) {
+  for (std::size_t i = 0; i < 2 * bucket_entries; ++i) {
+    const std::uint64_t bucket = shape.bucket_at(name, i / bucket_entries);
+    const auto& seen = reinterpret_cast<const export_entry*>(base + bucket)[i % bucket_entries];
     export_entry entry;
-    if (!copy_entry(bucket[i], entry) || entry.bytes == 0) continue;
+    if (!copy_entry(seen, entry) || entry.bytes == 0) continue;
     if (entry.low != name.low || entry.high != name.high) continue;
     if (!shape.is_right(entry, into.size())) return pool::moved::changed;
     constexpr std::size_t piece = 32768;  // its checksum finds it in the first cache
@@ -204,7 +219,7 @@ template <class F>
     }
     after_copy();
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    if (load_word(bucket[i].sequence) != entry.sequence || crc != entry.crc) return pool::moved::changed;
+    if (load_word(seen.sequence) != entry.sequence || crc != entry.crc) return pool::moved::changed;
     return pool::moved::here;
   }
   return pool::moved::absent;

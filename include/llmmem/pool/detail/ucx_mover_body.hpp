@@ -200,6 +200,7 @@ inline pool::moved ucx_mover::fetch(seat_id seat, const block_key& name, std::sp
     each.ticket = ticket;
     each.name = name;
     each.is_dropped = false;
+    each.choice = 0;
     ++from.readers;
     if (begin(each, reading::stage::bucket)) return pool::moved::begun;
     each.at = reading::stage::none;
@@ -224,14 +225,15 @@ inline bool ucx_mover::begin(reading& of, reading::stage at) noexcept {
   switch (at) {
     case reading::stage::bucket:
       begun = of.of->by.get(reinterpret_cast<std::byte*>(of.bucket.data()), sizeof(of.bucket),
-                            of.of->remote + shape.bucket_at(of.name));
+                            of.of->remote + shape.bucket_at(of.name, of.choice));
       break;
     case reading::stage::block:
       begun = of.of->by.get(of.landing.data(), of.into.size(), of.of->remote + of.bucket[of.place].at);
       break;
     case reading::stage::entry:
-      begun = of.of->by.get(reinterpret_cast<std::byte*>(&of.again), sizeof(of.again),
-                            of.of->remote + shape.bucket_at(of.name) + of.place * sizeof(of.again));
+      begun =
+          of.of->by.get(reinterpret_cast<std::byte*>(&of.again), sizeof(of.again),
+                        of.of->remote + shape.bucket_at(of.name, of.choice) + of.place * sizeof(of.again));
       break;
     case reading::stage::none:
       break;
@@ -269,6 +271,7 @@ inline std::optional<pool::moved> ucx_mover::take(reading& of) noexcept {
       of.place = static_cast<std::uint8_t>(i);
       return next(reading::stage::block);
     }
+    if (of.choice++ == 0) return next(reading::stage::bucket);
     return pool::moved::absent;
   }
   if (of.at == reading::stage::block) return next(reading::stage::entry);
