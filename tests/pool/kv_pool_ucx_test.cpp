@@ -13,6 +13,7 @@ TEST_CASE("pools over UCX") {
 
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -155,6 +156,41 @@ TEST_CASE("reads by get bring right blocks, more of them than landing buffers") 
   CHECK(came.failed_blocks > 0);
   CHECK(came.blocks + came.failed_blocks == 25);
   nodes.serve(1, prompt_of(2, 100));
+}
+
+TEST_CASE("a read that was given up writes nothing, and its buffer is free again") {
+  ucx_options options = options_of(ucx_lane::tcp);
+  options.max_reads = 1;
+  ucx_mover owner(options);
+  ucx_mover reader(options);
+  const auto range = owner.space().try_allocate(1000, 64).value();
+  std::fill_n(range.data, 1000, std::byte{7});
+  const block_key name{.low = 1, .high = 2};
+  CHECK(owner.offer(name, range.span()));
+  REQUIRE(reader.attach(seat_id{0}, owner.introduction()).has_value());
+  std::vector<std::byte> into(1000);
+  const auto run = [&](bool is_dropped) {
+    pool::moved out = reader.fetch(seat_id{0}, name, into, {.request = 1, .part = 2});
+    CHECK(out == pool::moved::begun);
+    CHECK(reader.fetch(seat_id{0}, name, into, {.request = 1, .part = 3}) == pool::moved::busy);
+    if (is_dropped) reader.drop({.request = 1, .part = 2});
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (reader.open_reads() != 0 && std::chrono::steady_clock::now() < limit) {
+      owner.progress([](const pool::move_ticket&, pool::moved) noexcept {});
+      reader.progress([&](const pool::move_ticket&, pool::moved how) noexcept { out = how; });
+    }
+    CHECK(reader.open_reads() == 0);
+    return out;
+  };
+  CHECK(run(true) == pool::moved::begun);  // nothing is reported
+  CHECK(into == std::vector<std::byte>(1000));
+  CHECK(run(false) == pool::moved::here);
+  CHECK(into == std::vector<std::byte>(1000, std::byte{7}));
+  range.data[3] = std::byte{8};  // the index does not know
+  CHECK(run(false) == pool::moved::changed);
+  owner.withdraw(name);
+  CHECK(run(false) == pool::moved::absent);
+  owner.space().deallocate(range);
 }
 
 TEST_CASE("an introduction that is forged reaches no memory") {

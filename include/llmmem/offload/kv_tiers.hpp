@@ -239,7 +239,7 @@ class kv_tiers final : private offload::loss_listener {
   void release(const offload::held_block& block) noexcept;
   /// Returns the memory of a held block, `mover().block_bytes(block.group)` bytes.
   [[nodiscard]] std::span<std::byte> bytes_of(const offload::held_block& block) noexcept LLMMEM_LIFETIMEBOUND;
-  /// Returns the name by which the first tier knows a block of a group, and a `leave_watcher` is told of it.
+  /// Returns the name by which the first tier knows a block of a group, and a `leave_watcher` learns of it.
   [[nodiscard]] static constexpr block_key name_of(std::size_t group, const block_key& key) noexcept {
     return detail::tier_key(key, group);
   }

@@ -1,5 +1,5 @@
 /// @file
-/// `offload::leave_watcher`: what is told when blocks leave the first tier.
+/// `offload::leave_watcher`: what is called when blocks leave the first tier.
 #pragma once
 
 #include <llmmem/config.hpp>

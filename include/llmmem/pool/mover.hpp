@@ -62,8 +62,8 @@ struct any_move_handler {
 /// `pool::message_mover` is the default: the reader asks, and the owner sends frames through the pool's
 /// endpoint. Movers that are `one_sided` read the owner's first tier themselves: `shared_memory_mover`
 /// between processes of one machine, `ucx_mover` by UCX. Their memory is that of a space which the mover
-/// allocates, with an index beside the blocks, so that a reader finds a block by its name and the owner says
-/// nothing.
+/// allocates, with an index of the blocks there, so that a reader finds a block by its name and the owner
+/// says nothing.
 ///
 /// **Messages remain the way of last resort**: what a mover does not bring (a block in a lower tier, a node
 /// on another machine, or with another mover) is asked of its owner by a message. So a mover that fails costs

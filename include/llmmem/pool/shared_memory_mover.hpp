@@ -58,8 +58,7 @@ struct shared_memory_options {
 ///                      The index takes 128 to 256 bytes for each of `blocks`, in addition to `bytes`.
 /// @par Thread safety   its space any number of threads; the rest that of its pool.
 /// @par Errors          the constructor throws `length_error` for 0 bytes or blocks, and `comm_error` when
-/// the
-///                      system refuses the memory.
+///                      the system refuses the memory.
 /// @par Source          vLLM, SGLang and Mooncake copy within one machine through shared memory; the
 ///                      generation before and after a copy is a seqlock (Linux).
 class shared_memory_mover {

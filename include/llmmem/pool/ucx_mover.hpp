@@ -62,7 +62,7 @@ inline namespace v0 {
 /// when UCX has ended the read.
 ///
 /// **Trust.** The pool's sizes, offsets and contents are checked as by any mover. The address and the key in
-/// an introduction are UCX's own, and its parser believes them: the mover checks their lengths and a CRC-32C.
+/// an introduction are UCX's own, and its parser trusts them: the mover checks their lengths and a CRC-32C.
 /// Segments of shared memory are not sealed. Use it between processes that trust each other's UCX.
 ///
 /// @par Complexity      over shared memory as `shared_memory_mover`; by `get` three round trips a block.
@@ -140,7 +140,7 @@ class ucx_mover {
     std::uint32_t readers = 0;  // landing buffers of reads that have not ended
     bool has_header = false;    // `shape` has been read
   };
-  /// What stands in an introduction before the address and the key.
+  /// The part of an introduction before the address and the key.
   struct introduced {
     std::uint64_t kind = 0x7563'786D'6F76'6572;  // of this mover
     std::uint64_t nonce_low = 0;

@@ -48,7 +48,7 @@ class tier_slots {
     return slot_id{to_index(found) - 1};
   }
   void prefetch(const block_key& key) const noexcept { index_.prefetch(key); }
-  /// Sets what is told that a key leaves its slot, before anything else is written there.
+  /// Sets what is called when a key leaves its slot, before anything else is written there.
   void watch(const offload::leave_watcher& watcher) noexcept { watcher_ = watcher; }
 
   /// Takes a free slot for contents that will arrive, and pins it for the filler. @pre a slot is free; no

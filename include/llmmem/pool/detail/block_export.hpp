@@ -20,7 +20,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// What stands at the beginning of exported memory.
+/// The beginning of exported memory.
 struct export_header {
   static constexpr std::uint64_t right_magic = 0x6C6C'6D65'6D70'6F31;  // "llmmempo1"
 
