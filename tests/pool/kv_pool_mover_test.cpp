@@ -211,6 +211,7 @@ TEST_CASE("no length and no offset of another node leads out of its memory") {
                                   of.shape.bytes + 1, most - 999, most}) {
     CAPTURE(bad);
     CHECK(with([&](entry& each) { each.at = bad; }) == pool::moved::changed);
+    CHECK_FALSE(of.shape.is_right(of.entry(), 1000));
   }
   for (const std::uint64_t bad : {std::uint64_t{1}, std::uint64_t{999}, std::uint64_t{1001}, most})
     CHECK(with([&](entry& each) { each.bytes = bad; }) == pool::moved::changed);
