@@ -93,6 +93,23 @@ macro(llmmem_component_redis)
   endif()
 endmacro()
 
+# llmmem::ucx: UCX, for pool/ucx_mover.hpp.
+macro(llmmem_component_ucx)
+  find_path(LLMMEM_UCX_INCLUDE_DIR ucp/api/ucp.h DOC "Folder of ucp/; empty or -NOTFOUND: no llmmem::ucx")
+  find_library(LLMMEM_UCP_LIBRARY ucp DOC "The ucp library of UCX; empty or -NOTFOUND: no llmmem::ucx")
+  find_library(LLMMEM_UCS_LIBRARY ucs DOC "The ucs library of UCX; empty or -NOTFOUND: no llmmem::ucx")
+  mark_as_advanced(LLMMEM_UCX_INCLUDE_DIR LLMMEM_UCP_LIBRARY LLMMEM_UCS_LIBRARY)
+  if(LLMMEM_UCX_INCLUDE_DIR AND LLMMEM_UCP_LIBRARY AND LLMMEM_UCS_LIBRARY)
+    if(NOT TARGET llmmem::ucx)
+      add_library(llmmem::ucx INTERFACE IMPORTED GLOBAL)
+      target_link_libraries(llmmem::ucx INTERFACE llmmem::llmmem "${LLMMEM_UCP_LIBRARY}" "${LLMMEM_UCS_LIBRARY}")
+      target_include_directories(llmmem::ucx INTERFACE "${LLMMEM_UCX_INCLUDE_DIR}")
+    endif()
+  else()
+    set(llmmem_ucx_missing "UCX was not found (Debian: libucx-dev; https://openucx.org)")
+  endif()
+endmacro()
+
 # llmmem::openssl: OpenSSL 3, for comm/tls_wrapper.hpp. Only where it is asked for.
 macro(llmmem_component_openssl)
   find_package(OpenSSL 3 QUIET COMPONENTS SSL)

@@ -1,11 +1,15 @@
 /// @file
 /// Blocks of another node over Unix sockets, compared with the same frames by the same endpoint without a
-/// pool, and the cost of the directory.
+/// pool; blocks read from its memory, compared with memcpy; and the cost of the directory.
 #include <llmmem/comm/socket_endpoint.hpp>
 #include <llmmem/offload/kv_tiers.hpp>
 #include <llmmem/paged_allocator.hpp>
 #include <llmmem/paging/outside_keys.hpp>
 #include <llmmem/pool/kv_pool.hpp>
+#include <llmmem/pool/shared_memory_mover.hpp>
+#ifdef LLMMEM_BENCH_UCX
+#include <llmmem/pool/ucx_mover.hpp>
+#endif
 #include <llmmem/space/host.hpp>
 
 #include <benchmark/benchmark.h>
@@ -15,6 +19,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <string>
@@ -32,14 +38,18 @@ struct traits : paged_traits {
 };
 using cache_type = paged_allocator<traits>;
 using mover_type = offload::layout_mover<host_executor>;
-using tiers_type = kv_tiers<cache_type, mover_type, offload::kv_tier<host_space>>;
-using pool_type = kv_pool<tiers_type, socket_endpoint>;
 
 constexpr std::uint64_t moved_bytes = std::uint64_t{64} << 20;
 
 /// A node whose first tier can have all blocks of a row.
+template <class Space, class Mover = pool::message_mover>
 struct node {
-  node(const std::string& folder, std::uint32_t seat, std::uint64_t bytes, std::uint64_t blocks)
+  using tiers_type = kv_tiers<cache_type, mover_type, offload::kv_tier<Space>>;
+  using pool_type = kv_pool<tiers_type, socket_endpoint, pool::embedded_directory, Mover>;
+
+  template <class... Movers>
+  node(Space& host, const std::string& folder, std::uint32_t seat, std::uint64_t bytes, std::uint64_t blocks,
+       Movers&... mover)
       : layout({.layers = 1,
                 .heads = 1,
                 .head_dim = static_cast<std::uint32_t>(bytes / 16),
@@ -49,16 +59,27 @@ struct node {
                 .order = block_order::block_first}),
         cache({.blocks = 16, .block_tokens = 16, .max_sequences = 2, .max_sequence_tokens = 256}),
         kv(layout.total_bytes(cache.physical_blocks())),
-        host({.budget = blocks * bytes + 4096}),
         tiers(cache, mover_type({}, {.data = kv.data(), .blocks = cache.physical_blocks(), .layout = layout}),
               {.load_headroom = 0}, offload::kv_tier(host, blocks * bytes)),
         end({.seat = seat_id{seat}, .seats = 2, .folder = folder}),
-        pool(tiers, end, {.patience_ns = 60'000'000'000}) {}
+        pool(tiers, end, mover..., kv_pool_options{.patience_ns = 60'000'000'000}) {}
+
+  /// Fills the first tier with the blocks of a prompt, and publishes them.
+  void hold(const std::vector<token_id>& prompt, std::uint64_t bytes) {
+    const kv_chain chain(cache, prompt);
+    for (std::size_t i = 0; i < chain.keys().size(); ++i) {
+      const std::uint64_t parent = i == 0 ? 0 : paging::key_digest(chain.keys()[i - 1]);
+      const auto slot = tiers.begin_arrival(0, chain.keys()[i], parent).value();
+      std::fill_n(tiers.bytes_of(slot).data(), bytes, std::byte{7});
+      tiers.end_arrival(slot, true);
+      tiers.release(slot);
+    }
+    pool.publish(chain, chain.tokens());
+  }
 
   kv_layout layout;
   cache_type cache;
   std::vector<std::byte> kv;
-  host_space host;
   tiers_type tiers;
   socket_endpoint end;
   pool_type pool;
@@ -123,23 +144,17 @@ void pool_fetch(benchmark::State& state) {
   std::atomic<bool> is_over = false;
   std::thread sender([&] { send_plain(plain_folder.path(), bytes, is_over); });
   std::thread holder([&] {
-    node one(folder.path(), 0, bytes, blocks);
+    host_space host({.budget = blocks * bytes + 4096});
+    node<host_space> one(host, folder.path(), 0, bytes, blocks);
     std::vector<token_id> prompt(blocks * 16);
     std::iota(prompt.begin(), prompt.end(), 0);
-    const kv_chain chain(one.cache, prompt);
-    for (std::size_t i = 0; i < chain.keys().size(); ++i) {
-      const std::uint64_t parent = i == 0 ? 0 : paging::key_digest(chain.keys()[i - 1]);
-      const auto slot = one.tiers.begin_arrival(0, chain.keys()[i], parent).value();
-      std::fill_n(one.tiers.bytes_of(slot).data(), bytes, std::byte{7});
-      one.tiers.end_arrival(slot, true);
-      one.tiers.release(slot);
-    }
-    one.pool.publish(chain, chain.tokens());
+    one.hold(prompt, bytes);
     while (!is_over)
       one.pool.progress(1'000'000);
   });
   {
-    node asker(folder.path(), 1, bytes, blocks);
+    host_space host({.budget = blocks * bytes + 4096});
+    node<host_space> asker(host, folder.path(), 1, bytes, blocks);
     plain_frames plain({.seat = seat_id{1}, .seats = 2, .folder = plain_folder.path()});
     std::vector<token_id> prompt(blocks * 16);
     std::iota(prompt.begin(), prompt.end(), 0);
@@ -186,6 +201,92 @@ void pool_fetch(benchmark::State& state) {
   holder.join();
 }
 
+/// One iteration reads 64 MiB from the memory of another node, and copies as many bytes with memcpy, in
+/// turns.
+template <class Mover, class Make>
+void read_by(benchmark::State& state, Make make) {
+  using node_type = node<typename Mover::space_type, Mover&>;
+  const auto bytes = static_cast<std::uint64_t>(state.range(0));
+  const std::uint64_t blocks = moved_bytes / bytes;
+  const llmmem_bench::bench_folder folder;
+  std::atomic<bool> is_over = false;
+  std::vector<token_id> prompt(blocks * 16);
+  std::iota(prompt.begin(), prompt.end(), 0);
+  std::thread holder([&] {
+    auto mover = make(bytes, blocks);
+    node_type one(mover->space(), folder.path(), 0, bytes, blocks, *mover);
+    one.hold(prompt, bytes);
+    while (!is_over)
+      one.pool.progress(1'000'000);
+  });
+  {
+    auto mover = make(bytes, blocks);
+    node_type asker(mover->space(), folder.path(), 1, bytes, blocks, *mover);
+    const kv_chain chain(asker.cache, prompt);
+    const auto since = std::chrono::steady_clock::now();
+    const auto is_late = [&] { return seconds_since(since) > 60; };
+    const auto ask = [&] {
+      auto request = asker.pool.ask(chain, 0).value();
+      request.wait_for_answers();
+      return request;
+    };
+    const auto fetch = [&] {
+      auto request = ask();
+      request.fetch();
+      request.wait();
+      if (request.end().blocks != blocks) state.SkipWithError("a block did not come");
+      asker.tiers.clear();
+    };
+    while (ask().where().elsewhere != blocks && !is_late())
+      asker.pool.progress();
+    if (is_late()) state.SkipWithError("the other node was not found within 60 s");
+    fetch();  // what the owner has not offered yet comes by message
+    const std::uint64_t first = asker.pool.stats().read_blocks;
+    const std::vector<std::byte> from(moved_bytes, std::byte{7});
+    std::vector<std::byte> into(moved_bytes);
+    std::vector<double> read_times;
+    std::vector<double> copy_times;
+    for (auto _ : state) {
+      auto start = std::chrono::steady_clock::now();
+      fetch();
+      read_times.push_back(seconds_since(start));
+      state.SetIterationTime(read_times.back());
+      start = std::chrono::steady_clock::now();
+      for (std::uint64_t at = 0; at < moved_bytes; at += bytes)
+        std::memcpy(into.data() + at, from.data() + at, bytes);
+      benchmark::ClobberMemory();
+      copy_times.push_back(seconds_since(start));
+    }
+    state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(moved_bytes));
+    state.counters["memcpy_GB/s"] = static_cast<double>(moved_bytes) / median(copy_times) / 1e9;
+    std::vector<double> ratios;
+    for (std::size_t i = 0; i < read_times.size(); ++i)
+      ratios.push_back(copy_times[i] / read_times[i]);
+    state.counters["of_memcpy"] = median(ratios);
+    state.counters["by_message"] = static_cast<double>(
+        static_cast<std::uint64_t>(state.iterations()) * blocks - (asker.pool.stats().read_blocks - first));
+    is_over = true;
+  }
+  holder.join();
+}
+
+void pool_fetch_shared(benchmark::State& state) {
+  read_by<shared_memory_mover>(state, [](std::uint64_t bytes, std::uint64_t blocks) {
+    return std::make_unique<shared_memory_mover>(
+        shared_memory_options{.bytes = blocks * bytes + 4096, .blocks = blocks});
+  });
+}
+
+#ifdef LLMMEM_BENCH_UCX
+template <ucx_lane Lane>
+void pool_fetch_ucx(benchmark::State& state) {
+  read_by<ucx_mover>(state, [](std::uint64_t bytes, std::uint64_t blocks) {
+    return std::make_unique<ucx_mover>(
+        ucx_options{.bytes = blocks * bytes + 4096, .blocks = blocks, .block_bytes = bytes, .lane = Lane});
+  });
+}
+#endif
+
 /// The time in which a node's part of the directory stores and finds a span of 64 chunks.
 void directory_span(benchmark::State& state) {
   const auto spans = static_cast<std::uint32_t>(state.range(0));
@@ -219,6 +320,31 @@ BENCHMARK(pool_fetch)
     ->Arg(4 << 20)
     ->UseManualTime()
     ->MinTime(0.5);
+BENCHMARK(pool_fetch_shared)
+    ->Arg(16 << 10)
+    ->Arg(64 << 10)
+    ->Arg(256 << 10)
+    ->Arg(1 << 20)
+    ->Arg(4 << 20)
+    ->UseManualTime()
+    ->MinTime(0.5);
+#ifdef LLMMEM_BENCH_UCX
+BENCHMARK(pool_fetch_ucx<ucx_lane::shared_memory>)
+    ->Name("pool_fetch_ucx_shared")
+    ->Arg(16 << 10)
+    ->Arg(64 << 10)
+    ->Arg(256 << 10)
+    ->Arg(1 << 20)
+    ->Arg(4 << 20)
+    ->UseManualTime()
+    ->MinTime(0.5);
+BENCHMARK(pool_fetch_ucx<ucx_lane::tcp>)
+    ->Name("pool_fetch_ucx_tcp")
+    ->Arg(16 << 10)
+    ->Arg(1 << 20)
+    ->UseManualTime()
+    ->Iterations(2);
+#endif
 BENCHMARK(directory_span)->Arg(1 << 10)->Arg(160'000);
 
 }  // namespace

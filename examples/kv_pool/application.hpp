@@ -26,6 +26,9 @@ namespace detail {
 [[nodiscard]] inline std::string text_of(const kv_split& split) {
   return fmt::format("tp={},cp={},interleave={},block={}", split.tp, split.cp, split.interleave, split.block);
 }
+[[nodiscard]] inline const char* text_of(block_way way) noexcept {
+  return way == block_way::message ? "message" : way == block_way::shared ? "shared" : "ucx";
+}
 [[nodiscard]] inline const char* fate_of(const node_figures& node) noexcept {
   return !node.is_alive ? "  killed" : node.starts > 1 ? "  killed, started again" : "";
 }
@@ -57,17 +60,22 @@ namespace detail {
   std::string out = fmt::format(
       "{} requests of {} families, prompts computed by {} processes and answered by {}{}, in {:.1f} s\n\n",
       asked.requests, asked.families, asked.prefill, asked.decode,
-      asked.redis ? fmt::format(", directory in Redis at {}", *asked.redis) : "", seconds);
-  out += "  node         requests    computed   own cache   own tiers  from others  blocks sent\n";
+      asked.redis                         ? fmt::format(", directory in Redis at {}", *asked.redis)
+      : asked.mover == block_way::message ? ""
+                                          : fmt::format(", blocks read by {}", text_of(asked.mover)),
+      seconds);
+  out +=
+      "  node         requests    computed   own cache   own tiers  from others  blocks sent  blocks read\n";
   std::uint64_t verified = 0;
   std::uint64_t wrong = 0;
   for (std::uint32_t seat = 0; seat < asked.nodes(); ++seat) {
     const node_figures& each = shared.node(seat);
-    fmt::format_to(std::back_inserter(out), "  {} {:<4} {:>9}  {:>10}  {:>10}  {:>10}  {:>11}  {:>11}{}\n",
+    fmt::format_to(std::back_inserter(out),
+                   "  {} {:<4} {:>9}  {:>10}  {:>10}  {:>10}  {:>11}  {:>11}  {:>11}{}\n",
                    seat < asked.prefill ? "prefill" : "decode ", seat, each.requests.load(),
                    example::grouped(each.computed), example::grouped(each.matched),
                    example::grouped(each.loaded), example::grouped(each.fetched),
-                   example::grouped(each.served), fate_of(each));
+                   example::grouped(each.served), example::grouped(each.read), fate_of(each));
     verified += each.verified;
     wrong += each.wrong;
   }
@@ -86,12 +94,12 @@ namespace detail {
     const node_figures& each = shared.node(seat);
     nodes += fmt::format(
         R"({}{{"role": "{}", "requests": {}, "computed_tokens": {}, "matched_tokens": {}, "loaded_tokens": {}, )"
-        R"("fetched_tokens": {}, "served_blocks": {}, "starts": {}, "killed": {}, )"
+        R"("fetched_tokens": {}, "served_blocks": {}, "read_blocks": {}, "starts": {}, "killed": {}, )"
         R"("layers": {}, "handover_bytes": {}}})",
         seat == 0 ? "" : ", ", seat < asked.prefill ? "prefill" : "decode", each.requests.load(),
         each.computed.load(), each.matched.load(), each.loaded.load(), each.fetched.load(),
-        each.served.load(), each.starts.load(), !each.is_alive || each.starts > 1, each.layers.load(),
-        each.bytes.load());
+        each.served.load(), each.read.load(), each.starts.load(), !each.is_alive || each.starts > 1,
+        each.layers.load(), each.bytes.load());
     verified += each.verified;
     wrong += each.wrong;
   }
@@ -101,13 +109,13 @@ namespace detail {
                                                text_of(asked.splits->prefill), text_of(asked.splits->decode));
   return fmt::format(
       R"({{"requests": {}, "answered": {}, "seconds": {:.3f}, "block_bytes": {}, "verified_blocks": {}, )"
-      R"("wrong_blocks": {}, {}{}"nodes": [{}]}})"
+      R"("wrong_blocks": {}, {}{}{}"nodes": [{}]}})"
       "\n",
       asked.requests, shared.answered(), seconds, asked.block_bytes, verified, wrong, splits,
       asked.splits  ? ""
       : asked.redis ? R"("directory": "redis", )"
                     : R"("directory": "embedded", )",
-      nodes);
+      asked.splits ? "" : fmt::format(R"("mover": "{}", )", text_of(asked.mover)), nodes);
 }
 
 inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* notes) {

@@ -25,6 +25,7 @@ struct node_figures {
   std::atomic<std::uint64_t> loaded{0};    ///< tokens from its own tiers
   std::atomic<std::uint64_t> fetched{0};   ///< tokens from other nodes
   std::atomic<std::uint64_t> served{0};    ///< blocks sent to other nodes
+  std::atomic<std::uint64_t> read{0};      ///< blocks that it read from the memory of other nodes
   std::atomic<std::uint64_t> verified{0};  ///< blocks from tiers or nodes, each byte of which was checked
   std::atomic<std::uint64_t> wrong{0};     ///< of these, blocks with a wrong byte
   std::atomic<std::uint64_t> layers{0};    ///< layers of prompts that it sent or received in a handover

@@ -40,6 +40,9 @@ struct kv_splits {
 };
 inline constexpr std::uint32_t heads_of_model = 8;
 
+/// How blocks pass between the processes.
+enum class block_way : std::uint8_t { message, shared, ucx };
+
 struct command_line {
   std::uint32_t prefill = 2;  ///< processes that compute prompts
   std::uint32_t decode = 2;   ///< processes that answer
@@ -50,7 +53,8 @@ struct command_line {
   std::optional<std::uint32_t> kill_at;  ///< answers after which the first prefill process is killed
   bool restarts = false;                 ///< whether a fresh process takes its seat
   std::optional<std::string> redis;      ///< where the Redis server is that has the pool's directory
-  std::optional<kv_splits> splits;       ///< hands prompts over between them, without a pool
+  block_way mover = block_way::message;
+  std::optional<kv_splits> splits;  ///< hands prompts over between them, without a pool
   std::uint64_t seed = 1;
   bool json = false;
 
@@ -82,6 +86,19 @@ struct command_line {
   return {.tp = of(tp), .cp = of(cp), .interleave = of(interleave), .block = of(block)};
 }
 
+/// Reads `message`, `shared` or `ucx`.
+/// @throws usage_error
+[[nodiscard]] inline block_way parse_mover(const std::string& text) {
+  if (text == "message") return block_way::message;
+  if (text == "shared") return block_way::shared;
+  if (text != "ucx") throw usage_error(example::given("--mover", text) + ": must be message, shared or ucx");
+#ifndef LLMMEM_EXAMPLE_UCX
+  throw usage_error("--mover ucx: this program was built without UCX; install it (Debian: libucx-dev)");
+#else
+  return block_way::ucx;
+#endif
+}
+
 /// Reads a path of a socket, `HOST` or `HOST:PORT`.
 /// @throws usage_error
 [[nodiscard]] inline llmmem::redis_options redis_place(const std::string& text) {
@@ -103,7 +120,8 @@ struct command_line {
       "kv_pool");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command_line asked;
-  std::optional<std::string> prefill, decode, requests, families, bytes, blocks, kill, seed, from, to, redis;
+  std::optional<std::string> prefill, decode, requests, families, bytes, blocks, kill, seed, from, to, redis,
+      mover;
   app.add_option("--prefill", prefill, "processes that compute prompts (default: 2)")->type_name("N");
   app.add_option("--decode", decode, "processes that answer (default: 2)")->type_name("N");
   app.add_option("--requests", requests, "to serve (default: 200)")->type_name("N");
@@ -120,6 +138,10 @@ struct command_line {
                  "the pool's directory is in the Redis server of this socket, or at this host (default: the "
                  "nodes have it)")
       ->type_name("PATH|HOST[:PORT]");
+  app.add_option("--mover", mover,
+                 "how blocks pass: in messages of their owner, read from its shared memory, or through UCX "
+                 "(default: message)")
+      ->type_name("message|shared|ucx");
   app.add_option(
          "--prefill-split", from,
          "hands each prompt over layer by layer, without a pool, from prefill processes that split the "
@@ -148,6 +170,7 @@ struct command_line {
     for (const auto& [option, is_given] : {std::pair("--prefill", prefill.has_value()),
                                            {"--decode", decode.has_value()},
                                            {"--redis", redis.has_value()},
+                                           {"--mover", mover.has_value()},
                                            {"--host-blocks", blocks.has_value()}}) {
       if (is_given)
         throw usage_error(fmt::format(
@@ -172,6 +195,9 @@ struct command_line {
 #endif
     asked.redis = redis;
   }
+  if (mover) asked.mover = parse_mover(*mover);
+  if (redis && asked.mover != block_way::message)
+    throw usage_error("--redis with --mover: this program compiles each of them alone; a kv_pool takes both");
   if (seed) asked.seed = example::usage_seed(*seed);
   return {asked, std::nullopt};
 }

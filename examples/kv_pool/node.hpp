@@ -28,26 +28,28 @@ namespace kv_pool_example {
 /// A cache with tiers and a pool. The keys and values of a block follow from the key of its prefix, so that
 /// each block from elsewhere can be checked.
 ///
+/// @tparam Space      of the host tier: host memory, or memory that a mover lets other processes read.
 /// @tparam Directory  the pool's own, or a reference to the one that the constructor is given.
-template <class Directory = llmmem::pool::embedded_directory>
+/// @tparam Mover      messages, or a reference to the mover that the constructor is given.
+template <class Space = llmmem::host_space, class Directory = llmmem::pool::embedded_directory,
+          class Mover = llmmem::pool::message_mover>
 class node {
  public:
-  template <class... Directories>
-  node(const command_line& asked, llmmem::socket_endpoint& end, node_figures& figures,
-       Directories&... directory)
+  template <class... Parts>
+  node(const command_line& asked, llmmem::socket_endpoint& end, node_figures& figures, Space& host,
+       Parts&... directory_or_mover)
       : asked_(&asked),
         figures_(&figures),
         cache_(
             {.blocks = 1024, .block_tokens = block_tokens, .max_sequences = 4, .max_sequence_tokens = 4096}),
         memory_(cache_.physical_blocks() * asked.block_bytes),
-        host_({.budget = asked.host_blocks * asked.block_bytes, .name = "host tier"}),
         tiers_(
             cache_,
             mover_type({}, {.data = memory_.data(), .blocks = cache_.physical_blocks(), .layout = layout()}),
             {.store = llmmem::write_through{}},
-            llmmem::offload::kv_tier(host_, asked.host_blocks * asked.block_bytes)),
+            llmmem::offload::kv_tier(host, asked.host_blocks * asked.block_bytes)),
         pool_(
-            tiers_, end, directory...,
+            tiers_, end, directory_or_mover...,
             llmmem::kv_pool_options{.patience_ns = 20'000'000'000, .model = layout().content_fingerprint()}) {
   }
 
@@ -98,6 +100,9 @@ class node {
     const std::uint64_t served = pool_.stats().served_blocks;
     figures_->served += served - reported_;
     reported_ = served;
+    const std::uint64_t read = pool_.stats().read_blocks;
+    figures_->read += read - reported_reads_;
+    reported_reads_ = read;
   }
 
  private:
@@ -106,7 +111,7 @@ class node {
   };
   using cache_type = llmmem::paged_allocator<traits>;
   using mover_type = llmmem::offload::layout_mover<llmmem::host_executor>;
-  using tiers_type = llmmem::kv_tiers<cache_type, mover_type, llmmem::offload::kv_tier<llmmem::host_space>>;
+  using tiers_type = llmmem::kv_tiers<cache_type, mover_type, llmmem::offload::kv_tier<Space>>;
 
   [[nodiscard]] llmmem::kv_layout layout() const {
     return {.layers = layers,
@@ -152,10 +157,10 @@ class node {
   node_figures* figures_;
   cache_type cache_;
   std::vector<std::byte> memory_;
-  llmmem::host_space host_;
   tiers_type tiers_;
-  llmmem::kv_pool<tiers_type, llmmem::socket_endpoint, Directory> pool_;
+  llmmem::kv_pool<tiers_type, llmmem::socket_endpoint, Directory, Mover> pool_;
   std::uint64_t reported_ = 0;
+  std::uint64_t reported_reads_ = 0;
 };
 
 }  // namespace kv_pool_example

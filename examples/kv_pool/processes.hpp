@@ -7,6 +7,11 @@
 #ifdef LLMMEM_EXAMPLE_REDIS
 #include <llmmem/pool/redis_directory.hpp>
 #endif
+#include <llmmem/pool/shared_memory_mover.hpp>
+#ifdef LLMMEM_EXAMPLE_UCX
+#include <llmmem/pool/ucx_mover.hpp>
+#endif
+#include <llmmem/space/host.hpp>
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -88,6 +93,10 @@ void take_part(const command_line& asked, board& shared, std::uint32_t seat, Nod
   }
 }
 
+[[nodiscard]] inline llmmem::host_options host_of(const command_line& asked) {
+  return {.budget = asked.host_blocks * asked.block_bytes, .name = "host tier"};
+}
+
 #ifdef LLMMEM_EXAMPLE_REDIS
 /// @param folder  of this run: its last name makes the keys of runs differ.
 inline void take_part_by_redis(const command_line& asked, board& shared, const std::string& folder,
@@ -95,12 +104,22 @@ inline void take_part_by_redis(const command_line& asked, board& shared, const s
   llmmem::redis_options options = redis_place(*asked.redis);
   options.prefix = "llmmem:" + folder.substr(folder.rfind('/') + 1) + ":";
   llmmem::redis_directory directory(options);
-  node<llmmem::redis_directory&> of(asked, end, shared.node(seat), directory);
+  llmmem::host_space host(host_of(asked));
+  node<llmmem::host_space, llmmem::redis_directory&> of(asked, end, shared.node(seat), host, directory);
   take_part(asked, shared, seat, of);
   if (directory.why().code != llmmem::errc::ok)
     fmt::print(stderr, "kv_pool: node {}: {}\n", seat, directory.why().message());
 }
 #endif
+
+/// With a host tier that other processes can read.
+template <class Mover>
+void take_part_by(Mover& mover, const command_line& asked, board& shared, std::uint32_t seat,
+                  llmmem::socket_endpoint& end) {
+  node<typename Mover::space_type, llmmem::pool::embedded_directory, Mover&> of(asked, end, shared.node(seat),
+                                                                                mover.space(), mover);
+  take_part(asked, shared, seat, of);
+}
 
 inline void live(const command_line& asked, board& shared, const std::string& folder, std::uint32_t seat) {
   llmmem::socket_endpoint end({.seat = llmmem::seat_id{seat}, .seats = asked.nodes(), .folder = folder});
@@ -112,7 +131,19 @@ inline void live(const command_line& asked, board& shared, const std::string& fo
 #ifdef LLMMEM_EXAMPLE_REDIS
   if (asked.redis) return take_part_by_redis(asked, shared, folder, seat, end);
 #endif
-  node<> of(asked, end, figures);
+  const std::uint64_t bytes = asked.host_blocks * asked.block_bytes;
+  if (asked.mover == block_way::shared) {
+    llmmem::shared_memory_mover mover({.bytes = bytes, .blocks = asked.host_blocks});
+    return take_part_by(mover, asked, shared, seat, end);
+  }
+#ifdef LLMMEM_EXAMPLE_UCX
+  if (asked.mover == block_way::ucx) {
+    llmmem::ucx_mover mover({.bytes = bytes, .blocks = asked.host_blocks});
+    return take_part_by(mover, asked, shared, seat, end);
+  }
+#endif
+  llmmem::host_space host(host_of(asked));
+  node<> of(asked, end, figures, host);
   take_part(asked, shared, seat, of);
 }
 

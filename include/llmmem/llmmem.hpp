@@ -24,6 +24,7 @@
 // <llmmem/interop/cccl_source.hpp> needs llmmem::cccl
 // <llmmem/interop/thrust_allocator.cuh> needs llmmem::cccl
 // <llmmem/pool/redis_directory.hpp> needs llmmem::redis
+// <llmmem/pool/ucx_mover.hpp> needs llmmem::ucx
 // <llmmem/redundancy/isal_reed_solomon.hpp> needs llmmem::isal
 // <llmmem/transfer/uring_io.hpp> needs llmmem::uring
 #pragma once
@@ -162,6 +163,7 @@
 #include <llmmem/offload/kv_tier.hpp>
 #include <llmmem/offload/kv_tiers.hpp>
 #include <llmmem/offload/kv_tiers_types.hpp>
+#include <llmmem/offload/leave_watcher.hpp>
 #include <llmmem/offload/load_choice.hpp>
 #include <llmmem/offload/share_packer.hpp>
 #include <llmmem/offload/tier_link.hpp>
@@ -221,7 +223,10 @@
 #include <llmmem/pool/kv_handover.hpp>
 #include <llmmem/pool/kv_pool.hpp>
 #include <llmmem/pool/kv_pool_types.hpp>
+#include <llmmem/pool/mover.hpp>
 #include <llmmem/pool/redis_types.hpp>
+#include <llmmem/pool/shared_memory_mover.hpp>
+#include <llmmem/pool/ucx_types.hpp>
 #include <llmmem/redundancy/coded_group.hpp>
 #include <llmmem/redundancy/errors.hpp>
 #include <llmmem/redundancy/gf256.hpp>

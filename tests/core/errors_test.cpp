@@ -74,7 +74,7 @@ static_assert(errc::zero_bytes.number() == 28 && errc::dependency_failed.number(
 static_assert(errc::peer_failed.number() == 76 && errc::frame_forged.number() == 99 &&
               errc::lease_lost.number() == 100 && errc::unexpected_part.number() == 102 &&
               errc::other_refit.number() == 106 && errc::directory_name_taken.number() == 109 &&
-              errc::base_differs.number() == 110);
+              errc::base_differs.number() == 110 && errc::mover_lane_differs.number() == 113);
 
 }  // namespace
 

@@ -329,6 +329,18 @@ constexpr std::array refusals{
     refusal{errc::base_differs, raises::argument_error,
             "kv: the bytes are differences to another base, with checksum 30 and not 12; give the version "
             "that they were encoded with"},
+    refusal{
+        errc::mover_refused, raises::comm_error,
+        "kv: the system refused 30 bytes of memory that other nodes can read (errno 7); give the mover fewer "
+        "bytes, or the process a higher limit"},
+    refusal{
+        errc::mover_unreached, raises::comm_error,
+        "kv: the memory of seat 7 cannot be read (errno 12; 71: its introduction is wrong, or of another "
+        "mover), so its blocks come by message; for one-sided reads its process must have the same mover, "
+        "user and PID namespace"},
+    refusal{errc::mover_lane_differs, raises::comm_error,
+            "kv: this is not the lane to seat 7 that the mover claims, so its blocks come by message; set "
+            "ucx_options::lane to what UCX can use between the two"},
 };
 
 }  // namespace

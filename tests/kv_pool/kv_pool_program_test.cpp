@@ -80,6 +80,27 @@ TEST_CASE("a killed prefill process loses its blocks and no answer, and its repl
   CHECK(restarted.out["nodes"][0]["requests"].get<std::uint64_t>() >= 15);  // all that waited for it
 }
 
+TEST_CASE("processes read each other's blocks from shared memory and through UCX, also after one is killed") {
+  std::vector<std::string> movers{"shared"};
+#ifdef LLMMEM_TESTS_UCX
+  movers.push_back("ucx");
+#endif
+  for (const std::string& mover : movers) {
+    CAPTURE(mover);
+    auto asked = small;
+    asked.insert(asked.end(), {"--mover", mover, "--kill-at", "10", "--restart"});
+    const finished came = run(asked);
+    REQUIRE(came.how.status == 0);
+    CHECK(came.out["mover"] == mover);
+    CHECK(came.out["answered"] == 60);
+    CHECK(came.out["wrong_blocks"] == 0);
+    CHECK(sum(came.out["nodes"], "decode", "read_blocks") > 500);
+    // What a reader asks for before its owner has put it into the index.
+    CHECK(sum(came.out["nodes"], "prefill", "served_blocks") <
+          sum(came.out["nodes"], "decode", "read_blocks"));
+  }
+}
+
 #ifdef LLMMEM_TESTS_REDIS
 
 TEST_CASE("processes find each other's blocks by a directory in Redis, and without one only their own") {
@@ -163,5 +184,7 @@ TEST_CASE("impossible options are refused with a sentence") {
   refused({"--decode-split", "tp=2", "--block-bytes", "64"},
           "\"64\": must be a multiple of 512 for a handover");
   refused({"--redis", "/s", "--decode-split", "tp=2"}, "--redis is about the pool");
+  refused({"--mover", "shared", "--decode-split", "tp=2"}, "--mover is about the pool");
+  refused({"--mover", "pigeon"}, "--mover \"pigeon\": must be message, shared or ucx");
   refused({"--restart"}, "--restart is about a killed process; give --kill-at N");
 }

@@ -1,6 +1,7 @@
 /// Pools of nodes in a simulated network: whatever dies, is cut off, stands still or turns bits, no node
 /// reads a wrong token.
 #include <llmmem/pool/kv_pool.hpp>
+#include <llmmem/pool/shared_memory_mover.hpp>
 
 #include <doctest/doctest.h>
 #include <llmmem/comm/endpoint.hpp>
@@ -11,6 +12,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "pool/pool_node.hpp"
@@ -35,6 +37,7 @@ struct totals {
   std::uint64_t late = 0;
   std::uint64_t damaged = 0;
   std::uint64_t copied = 0;
+  std::uint64_t read = 0;
   std::string wrong;
 
   void add(const totals& more) {
@@ -44,6 +47,7 @@ struct totals {
     late += more.late;
     damaged += more.damaged;
     copied += more.copied;
+    read += more.read;
     if (wrong.empty()) wrong = more.wrong;
   }
 };
@@ -60,10 +64,13 @@ std::vector<token_id> draw_prompt(random_numbers& random) {
   return out;
 }
 
+/// How the blocks of a run pass.
+enum class by { message, memory };
+
 /// One process of the network: an engine that serves some prompts.
-template <class Cache>
-totals live(testing::sim_endpoint& end, std::span<const layer_group> groups, std::uint64_t seed,
-            bool faults) {
+template <class Cache, class... Movers>
+totals live(testing::sim_endpoint& end, std::span<const layer_group> groups, std::uint64_t seed, bool faults,
+            Movers&... mover) {
   random_numbers random(seed * 1000 + to_index(end.self()) * 10 + end.incarnation());
   const node_form form{.groups = groups,
                        .blocks = 96 + random.below(std::uint64_t{64}),
@@ -79,7 +86,8 @@ totals live(testing::sim_endpoint& end, std::span<const layer_group> groups, std
   options.copies = random.below(std::uint32_t{3});
   options.hot_uses = 1 + random.below(std::uint32_t{2});
   options.max_copying = random.below(std::uint32_t{4});
-  pool_node<Cache, testing::sim_endpoint> node(end, form, options);
+  using kind = std::tuple_element_t<0, std::tuple<Movers&..., pool::message_mover>>;
+  pool_node<Cache, testing::sim_endpoint, pool::embedded_directory, kind> node(end, form, options, mover...);
   totals out;
   for (int i = 0; i < 12 && node.wrong().empty(); ++i) {
     const auto prompt = draw_prompt(random);
@@ -110,10 +118,11 @@ totals live(testing::sim_endpoint& end, std::span<const layer_group> groups, std
   if (out.wrong.empty()) out.wrong = node.wrong();
   out.damaged = node.pool().stats().damaged_blocks;
   out.copied = node.pool().stats().copied_spans;
+  out.read = node.pool().stats().read_blocks;
   return out;
 }
 
-template <class Cache>
+template <class Cache, by Way = by::message>
 totals run(std::span<const layer_group> groups, bool faults, std::uint64_t count, std::uint64_t watched) {
   totals all;
   for (const std::uint64_t seed : seeds(count, watched)) {
@@ -137,7 +146,13 @@ totals run(std::span<const layer_group> groups, bool faults, std::uint64_t count
     std::mutex mutex;
     totals seen;
     net.run([&](testing::sim_endpoint& end) {
-      const totals one = live<Cache>(end, groups, seed, faults);
+      totals one;
+      if constexpr (Way == by::memory) {
+        shared_memory_mover mover({.bytes = std::uint64_t{1} << 20, .blocks = 256});
+        one = live<Cache>(end, groups, seed, faults, mover);
+      } else {
+        one = live<Cache>(end, groups, seed, faults);
+      }
       const std::scoped_lock held(mutex);
       seen.add(one);
     });
@@ -171,4 +186,12 @@ TEST_CASE("no node reads a wrong token if others die, return, stop, are cut off,
   CHECK(paged.copied > 0);
   const totals states = run<hybrid_allocator<pooled_hybrid_traits>>(state_groups, true, 40, 10);
   CHECK(states.fetched > 0);
+}
+
+TEST_CASE("no node reads a wrong token from the memory of others, which evict, reset, die, and return") {
+  const totals paged = run<paged_allocator<pooled_traits>, by::memory>(paged_group, true, 40, 10);
+  CHECK(paged.read > 0);
+  CHECK(paged.damaged > 0);  // some came by message
+  const totals states = run<hybrid_allocator<pooled_hybrid_traits>, by::memory>(state_groups, true, 20, 5);
+  CHECK(states.read > 0);
 }

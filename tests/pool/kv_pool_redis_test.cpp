@@ -10,6 +10,7 @@ TEST_CASE("pools with a directory in Redis") {
 #else
 
 #include <llmmem/pool/redis_directory.hpp>
+#include <llmmem/pool/shared_memory_mover.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -231,6 +232,49 @@ TEST_SUITE("kv_pool with redis_directory") {
       by_itself.step();
     }
     CHECK(by_redis.pool().state_of(seat_id{1}) == pool::peer_state::different);
+  }
+
+  TEST_CASE("nodes with a directory in Redis read each other's memory") {
+    if (!has_redis()) return;
+    using node = pool_node<cache_type, thread_endpoint, redis_directory&, shared_memory_mover&>;
+    const redis_server server;
+    thread_network net(2, {.copied_bytes = 65536, .lane_bytes = 1 << 20});
+    thread_endpoint first(net, seat_id{0});
+    thread_endpoint second(net, seat_id{1});
+    const shared_memory_options memory{.bytes = std::uint64_t{1} << 20, .blocks = 64};
+    shared_memory_mover mover(memory);
+    shared_memory_mover other(memory);
+    const redis_options at{.unix_socket = server.socket(), .retry_ns = 1'000'000};
+    redis_directory directory(at);
+    redis_directory same(at);
+    const kv_pool_options options{.patience_ns = 20'000'000'000};
+    node has(first, {.groups = paged_group}, options, directory, mover);
+    node asks(second, {.groups = paged_group}, options, same, other);
+    const auto until = [&](auto&& is_so) {
+      const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+      while (!is_so() && std::chrono::steady_clock::now() < limit) {
+        has.step();
+        asks.step();
+      }
+    };
+    const auto prompt = prompt_of(1, 100);
+    until([&] { return asks.pool().peers() == 1 && has.pool().peers() == 1; });
+    has.serve(prompt, [](auto&) {});
+    const kv_chain chain(asks.cache(), prompt);
+    std::uint64_t known = 0;
+    until([&] {
+      auto request = asks.pool().ask(chain, 0).value();
+      until([&] { return request.where().next != offload::answer::pending; });
+      known = request.where().tokens;
+      return known == 100;
+    });
+    CHECK(known == 100);
+    auto request = asks.pool().ask(chain, 0).value();
+    until([&] { return request.where().next != offload::answer::pending; });
+    request.fetch();
+    CHECK(request.has_arrived());
+    CHECK(request.end().blocks == 25);
+    CHECK(asks.pool().stats().read_blocks == 25);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -45,29 +46,50 @@ struct served_request {
   llmmem::pool::fetch_result fetched{};
 };
 
+/// The memory of a node's first tier.
+template <class Mover>
+struct first_memory {
+  using space_type = llmmem::host_space;
+  template <class... Parts>
+  explicit first_memory(std::uint64_t bytes, Parts&...) : own({.budget = bytes}) {}
+  space_type& space() { return own; }
+  space_type own;
+};
+template <class Mover>
+struct first_memory<Mover&> {
+  using space_type = typename Mover::space_type;
+  template <class... Parts>
+  explicit first_memory(std::uint64_t, Parts&... parts) : mover(&std::get<Mover&>(std::tie(parts...))) {}
+  space_type& space() { return mover->space(); }
+  Mover* mover;
+};
+
 /// @tparam Cache  a `paged_allocator` or `hybrid_allocator` over `form.groups`.
 /// @tparam Directory  a reference to a directory that the constructor is given, or the pool's own.
-template <class Cache, class Endpoint, class Directory = llmmem::pool::embedded_directory>
+/// @tparam Mover  a reference to a mover that the constructor is given, or the pool's own.
+template <class Cache, class Endpoint, class Directory = llmmem::pool::embedded_directory,
+          class Mover = llmmem::pool::message_mover>
 class pool_node {
  public:
-  using tiers_type = llmmem::kv_tiers<Cache, manual_mover, llmmem::offload::kv_tier<llmmem::host_space>,
-                                      llmmem::offload::kv_tier<manual_space>>;
-  using pool_type = llmmem::kv_pool<tiers_type, Endpoint, Directory>;
+  using first_type = first_memory<Mover>;
+  using tiers_type =
+      llmmem::kv_tiers<Cache, manual_mover, llmmem::offload::kv_tier<typename first_type::space_type>,
+                       llmmem::offload::kv_tier<manual_space>>;
+  using pool_type = llmmem::kv_pool<tiers_type, Endpoint, Directory, Mover>;
 
-  template <class... Directories>
-  pool_node(Endpoint& end, const node_form& form, const llmmem::kv_pool_options& options,
-            Directories&... directory)
+  template <class... Parts>
+  pool_node(Endpoint& end, const node_form& form, const llmmem::kv_pool_options& options, Parts&... parts)
       : form_(form),
         cache_(make_cache(form)),
         contents_(form.groups, block_ids(cache_)),
         stream_(true),
-        host_({.budget = bytes_of(form.slots)}),
+        host_(bytes_of(form.slots), parts...),
         below_(bytes_of(form.lower_slots) + 4096),
-        tiers_(
-            cache_, manual_mover(contents_, stream_), tier_options(),
-            llmmem::offload::kv_tier(host_, bytes_of(form.slots), llmmem::demoting<llmmem::write_through>{}),
-            lower_tier()),
-        pool_(tiers_, end, directory..., options) {}
+        tiers_(cache_, manual_mover(contents_, stream_), tier_options(),
+               llmmem::offload::kv_tier(host_.space(), bytes_of(form.slots),
+                                        llmmem::demoting<llmmem::write_through>{}),
+               lower_tier()),
+        pool_(tiers_, end, parts..., options) {}
 
   [[nodiscard]] Cache& cache() { return cache_; }
   [[nodiscard]] tiers_type& tiers() { return tiers_; }
@@ -192,7 +214,7 @@ class pool_node {
   Cache cache_;
   kv_contents contents_;
   transfer_list stream_;
-  llmmem::host_space host_;
+  first_type host_;
   manual_space below_;
   tiers_type tiers_;
   pool_type pool_;

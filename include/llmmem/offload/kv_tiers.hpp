@@ -239,6 +239,15 @@ class kv_tiers final : private offload::loss_listener {
   void release(const offload::held_block& block) noexcept;
   /// Returns the memory of a held block, `mover().block_bytes(block.group)` bytes.
   [[nodiscard]] std::span<std::byte> bytes_of(const offload::held_block& block) noexcept LLMMEM_LIFETIMEBOUND;
+  /// Returns the name by which the first tier knows a block of a group, and a `leave_watcher` learns of it.
+  [[nodiscard]] static constexpr block_key name_of(std::size_t group, const block_key& key) noexcept {
+    return detail::tier_key(key, group);
+  }
+  /// Calls a watcher whenever a block leaves its slot of the first tier. There is one; `{}` ends it.
+  void watch_first_tier(const offload::leave_watcher& watcher) noexcept {
+    for (std::size_t g = 0; g < groups_; ++g)
+      stack_.first().slots[g].watch(watcher);
+  }
   [[nodiscard]] Cache& cache() noexcept { return view_.cache(); }
   [[nodiscard]] const Cache& cache() const noexcept { return view_.cache(); }
   /// Returns the cache's groups of layers; one for a `paged_allocator`.

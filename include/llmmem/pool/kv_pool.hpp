@@ -13,6 +13,7 @@
 #include <llmmem/pool/directory.hpp>
 #include <llmmem/pool/embedded_directory.hpp>
 #include <llmmem/pool/kv_pool_types.hpp>
+#include <llmmem/pool/mover.hpp>
 #include <llmmem/result.hpp>
 
 #include <array>
@@ -67,6 +68,10 @@ inline namespace v0 {
 /// picks the nodes, so that holders of a span in one domain ask the same; after a death the next use asks
 /// another.
 ///
+/// **How the bytes come.** By default the owner sends a block as frames of the endpoint. A `pool_mover` that
+/// is given to the constructor reads it from the owner's first tier instead, which then has its memory from
+/// `mover.space()`. What the mover does not bring comes by message.
+///
 /// **Only these wait: `wait`, `wait_for_answers` and `progress(wait_ns)`.** There is no thread: a node
 /// answers others in its own `progress`, so an engine calls that in every step. `kv_pool` is for transports
 /// whose owner must take part.
@@ -75,6 +80,7 @@ inline namespace v0 {
 /// @tparam Endpoint  an `endpoint`, which outlives the pool and serves nothing else. Every node has the same
 ///                   number of seats; one that starts later, or again, joins by itself.
 /// @tparam Directory a `pool_directory` that the pool owns, or a reference to one.
+/// @tparam Mover     `pool::message_mover`, or a reference to a `pool_mover`.
 ///
 /// @par Complexity      `ask` one message of 300 bytes a span; a directory answer O(entries of the span x
 ///                      chunks); a block one copy into its slot, in addition to the transport's.
@@ -84,18 +90,31 @@ inline namespace v0 {
 /// @par Sources         spans of a chain as unit of placement: Mooncake's groups; rendezvous hashing: Thaler
 ///                      and Ravishankar, 1998; hints that arrival confirms: NIXL and Mooncake both verify a
 ///                      lease after a read.
-template <class Tiers, endpoint Endpoint, class Directory = pool::embedded_directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
+template <class Tiers, endpoint Endpoint, class Directory = pool::embedded_directory,
+          class Mover = pool::message_mover>
+  requires detail::pool_parts<Directory, Mover>
 class kv_pool {
  public:
   class request;
 
   kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_options& options = {})
-    requires std::same_as<Directory, pool::embedded_directory>;
+    requires(std::same_as<Directory, pool::embedded_directory> && std::same_as<Mover, pool::message_mover>)
+      : kv_pool(tiers, end, nullptr, nullptr, options) {}
   /// @param directory  outlives the pool, and serves it alone.
   kv_pool(Tiers& tiers, Endpoint& end, std::remove_reference_t<Directory>& directory,
           const kv_pool_options& options = {})
-    requires std::is_reference_v<Directory>;
+    requires(std::is_reference_v<Directory> && std::same_as<Mover, pool::message_mover>)
+      : kv_pool(tiers, end, &directory, nullptr, options) {}
+  /// @param mover  outlives the pool and the tiers, whose first one has its space, and serves the pool alone.
+  kv_pool(Tiers& tiers, Endpoint& end, std::remove_reference_t<Mover>& mover,
+          const kv_pool_options& options = {})
+    requires(std::same_as<Directory, pool::embedded_directory> && std::is_reference_v<Mover>)
+      : kv_pool(tiers, end, nullptr, &mover, options) {}
+  /// Both.
+  kv_pool(Tiers& tiers, Endpoint& end, std::remove_reference_t<Directory>& directory,
+          std::remove_reference_t<Mover>& mover, const kv_pool_options& options = {})
+    requires(std::is_reference_v<Directory> && std::is_reference_v<Mover>)
+      : kv_pool(tiers, end, &directory, &mover, options) {}
   /// @pre no `request` is left.
   ~kv_pool();
   kv_pool(const kv_pool&) = delete;
@@ -128,6 +147,8 @@ class kv_pool {
     return to_index(seat) < peers_.size() ? peers_[to_index(seat)].state : pool::peer_state::absent;
   }
   [[nodiscard]] pool::stats stats() const noexcept;
+  /// Returns what the mover declares.
+  [[nodiscard]] pool::mover_limits mover_limits() const noexcept;
 
  private:
   using record = detail::pool_record;
@@ -181,7 +202,18 @@ class kv_pool {
     void on_keepers_changed() noexcept { all->announce_again(); }
   };
 
-  kv_pool(Tiers& tiers, Endpoint& end, directory_type* directory, const kv_pool_options& options);
+  using mover_type = std::remove_reference_t<Mover>;
+  static constexpr bool reads_directly = !mover_type::moves_by_message;
+
+  kv_pool(Tiers& tiers, Endpoint& end, directory_type* directory, mover_type* mover,
+          const kv_pool_options& options);
+  [[nodiscard]] static Mover make_mover(mover_type* given) noexcept {
+    if constexpr (std::is_reference_v<Mover>) {
+      return *given;
+    } else {
+      return Mover{};
+    }
+  }
   [[nodiscard]] Directory make_directory(directory_type* given) const {
     if constexpr (std::is_reference_v<Directory>) {
       return *given;
@@ -276,6 +308,30 @@ class kv_pool {
   void serve();
   [[nodiscard]] bool send_block(const detail::pool_serving& what, const offload::held_block& block);
 
+  // Reading other nodes' memory
+  void open_memory();
+  void close_memory() noexcept;
+  static void on_left(void* self, const block_key& name) noexcept {
+    static_cast<kv_pool*>(self)->mover_.withdraw(name);
+  }
+  void post_introduction(seat_id to) noexcept;
+  void hear_introduction(seat_id from, detail::pool_reader in) noexcept;
+  void offer_later(std::size_t group, const block_key& key) noexcept;
+  void offer(std::size_t group, const block_key& key, const offload::held_block& block) noexcept;
+  void offer_some() noexcept;
+  [[nodiscard]] bool may_read(seat_id from, const part& each, std::uint32_t holder) const noexcept {
+    if constexpr (reads_directly) {
+      return (each.read_from >> holder & 1U) == 0 && mover_.reaches(from);
+    } else {
+      return false;
+    }
+  }
+  [[nodiscard]] pool::moved read(record& of, part& each, std::uint32_t holder) noexcept;
+  void on_moved(const pool::move_ticket& ticket, pool::moved how) noexcept;
+  void stop_reading(record& of, part& each) noexcept;
+  [[nodiscard]] pool::move_ticket ticket_of(const record& of, const part& each) const noexcept;
+  void arrive(part& each) noexcept;
+
   // Requests
   [[nodiscard]] std::span<std::uint64_t> masks_of(record& of, std::size_t span, std::uint32_t holder) const {
     return std::span(of.masks).subspan((span * pool::max_holders + holder) * groups_, groups_);
@@ -311,27 +367,32 @@ class kv_pool {
   std::uint64_t epoch_ = 0;
   detail::pool_likeness likeness_{};
   Directory directory_;
+  Mover mover_;
   detail::span_table published_;
   detail::fixed_array<detail::pool_span_use> uses_;    // by entry of `published_`, with copies only
   detail::fixed_array<detail::pool_serving> serving_;  // a ring
   std::size_t serving_first_ = 0;
   std::size_t serving_count_ = 0;
-  std::vector<detail::pool_peer> peers_;         // by seat
-  std::vector<record> requests_;                 // of the engine, and behind them those for copies
-  std::vector<std::optional<kv_chain>> copies_;  // the chains of those
-  std::uint32_t in_flight_ = 0;                  // blocks asked of other nodes
-  bool must_republish_ = false;                  // because the set of nodes has changed
-  std::uint32_t republished_ = 0;                // entries looked at in this round
-  bool has_passed_over_ = false;  // some of them, whose receiver was busy: there is another round
+  std::vector<detail::pool_peer> peers_;            // by seat
+  std::vector<record> requests_;                    // of the engine, and behind them those for copies
+  std::vector<std::optional<kv_chain>> copies_;     // the chains of those
+  detail::fixed_array<detail::pool_offer> offers_;  // a ring
+  std::size_t offer_first_ = 0;
+  std::size_t offer_count_ = 0;
+  std::uint64_t read_in_step_ = 0;  // bytes
+  std::uint32_t in_flight_ = 0;     // blocks asked of other nodes
+  bool must_republish_ = false;     // because the set of nodes has changed
+  std::uint32_t republished_ = 0;   // entries looked at in this round
+  bool has_passed_over_ = false;    // some of them, whose receiver was busy: there is another round
   pool::stats counted_{};
 };
 
 /// A request for blocks of other nodes. Movable; its destructor ends it.
 ///
 /// @par Thread safety   that of its pool, which outlives it.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-class kv_pool<Tiers, Endpoint, Directory>::request {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+class kv_pool<Tiers, Endpoint, Directory, Mover>::request {
  public:
   request() noexcept = default;
   request(request&& other) noexcept
@@ -384,6 +445,16 @@ template <class Tiers, endpoint Endpoint, pool_directory Directory>
 kv_pool(Tiers&, Endpoint&, Directory&) -> kv_pool<Tiers, Endpoint, Directory&>;
 template <class Tiers, endpoint Endpoint, pool_directory Directory>
 kv_pool(Tiers&, Endpoint&, Directory&, kv_pool_options) -> kv_pool<Tiers, Endpoint, Directory&>;
+template <class Tiers, endpoint Endpoint, pool_mover Mover>
+kv_pool(Tiers&, Endpoint&, Mover&) -> kv_pool<Tiers, Endpoint, pool::embedded_directory, Mover&>;
+template <class Tiers, endpoint Endpoint, pool_mover Mover>
+kv_pool(Tiers&, Endpoint&, Mover&, kv_pool_options)
+    -> kv_pool<Tiers, Endpoint, pool::embedded_directory, Mover&>;
+template <class Tiers, endpoint Endpoint, pool_directory Directory, pool_mover Mover>
+kv_pool(Tiers&, Endpoint&, Directory&, Mover&) -> kv_pool<Tiers, Endpoint, Directory&, Mover&>;
+template <class Tiers, endpoint Endpoint, pool_directory Directory, pool_mover Mover>
+kv_pool(Tiers&, Endpoint&, Directory&, Mover&, kv_pool_options)
+    -> kv_pool<Tiers, Endpoint, Directory&, Mover&>;
 
 }  // namespace v0
 }  // namespace llmmem
@@ -392,3 +463,4 @@ kv_pool(Tiers&, Endpoint&, Directory&, kv_pool_options) -> kv_pool<Tiers, Endpoi
 #include <llmmem/pool/detail/kv_pool_copying.hpp>
 #include <llmmem/pool/detail/kv_pool_fetching.hpp>
 #include <llmmem/pool/detail/kv_pool_hearing.hpp>
+#include <llmmem/pool/detail/kv_pool_moving.hpp>

@@ -27,6 +27,7 @@ struct kv_pool_options {
   /// Blocks that other nodes await from this one at once; it refuses further ones as missing.
   std::uint32_t max_serving = 1024;
   /// Bytes of blocks after which one `progress` sends no further block, so that the engine's step continues.
+  /// With a mover also those after which it reads no further one, and puts no further one into its index.
   std::uint64_t serve_bytes = std::uint64_t{64} << 20;
   /// How long the send of one frame may delay `progress` if its receiver takes nothing. The node then sends
   /// that receiver no blocks for `slow_ns`.
@@ -47,6 +48,8 @@ struct kv_pool_options {
   /// Spans that this node fetches for others at once, with at most half of `max_gets`; it ignores more. 0: it
   /// keeps no copies.
   std::uint32_t max_copying = 8;
+  /// With a mover: published blocks that wait to be put into its index. Others come by message, at first.
+  std::uint32_t max_offers = 16384;
   std::string name = "kv_pool";  ///< its name in error texts
   metadata_source metadata{};
 };
@@ -93,6 +96,10 @@ struct stats {
   std::uint64_t posted_messages = 0;   ///< small messages sent: questions, answers, announcements
   std::uint64_t ordered_copies = 0;    ///< hot spans that nodes of other domains were asked to keep
   std::uint64_t copied_spans = 0;      ///< spans that this node keeps because it was asked to
+  std::uint64_t offered_blocks = 0;    ///< put into the mover's index, for others to read
+  std::uint64_t read_blocks = 0;       ///< of `fetched_blocks`: read from the memory of other nodes
+  std::uint64_t failed_reads = 0;      ///< blocks not in the index, or rewritten meanwhile: asked by message
+  std::uint64_t refused_introductions = 0;  ///< memory of other nodes that the mover cannot reach
   std::uint64_t metadata_bytes = 0;
 };
 

@@ -40,7 +40,8 @@ class memory_file {
   memory_file() noexcept = default;
 
   /// @param name  its name in /proc/PID/maps. `is_open` says whether the system granted it, else `errno`.
-  explicit memory_file(const char* name) noexcept : file_(::memfd_create(name, MFD_CLOEXEC)) {}
+  explicit memory_file(const char* name) noexcept
+      : file_(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING)) {}
 
   memory_file(memory_file&& other) noexcept : file_(std::exchange(other.file_, -1)) {}
   memory_file& operator=(memory_file&& other) noexcept {
@@ -57,6 +58,14 @@ class memory_file {
   [[nodiscard]] int resize(std::uint64_t bytes) noexcept {
     return again([&] { return ::ftruncate(file_, static_cast<off_t>(bytes)); });
   }
+
+  /// Forbids every process to change the length again, so that no mapping of the file can fault.
+  [[nodiscard]] int seal_length() noexcept {
+    return again([&] { return ::fcntl(file_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL); });
+  }
+
+  /// Returns the file's descriptor in this process.
+  [[nodiscard]] int descriptor() const noexcept { return file_; }
 
   /// Allocates pages for `[offset, offset + bytes)` now instead of when they are touched.
   [[nodiscard]] int fill(std::uint64_t offset, std::uint64_t bytes) noexcept {

@@ -9,6 +9,7 @@
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/offload/detail/tier_keys.hpp>
+#include <llmmem/offload/leave_watcher.hpp>
 #include <llmmem/paging/ids.hpp>
 #include <llmmem/paging/prefix_index.hpp>
 
@@ -47,6 +48,8 @@ class tier_slots {
     return slot_id{to_index(found) - 1};
   }
   void prefetch(const block_key& key) const noexcept { index_.prefetch(key); }
+  /// Sets what is called when a key leaves its slot, before anything else is written there.
+  void watch(const offload::leave_watcher& watcher) noexcept { watcher_ = watcher; }
 
   /// Takes a free slot for contents that will arrive, and pins it for the filler. @pre a slot is free; no
   /// slot has `key`
@@ -132,8 +135,7 @@ class tier_slots {
   void evict(slot_id slot) noexcept {
     detail::evict(eviction_, policy_slot(slot));
     --candidates_;
-    index_.erase(block_of(slot));
-    ++changes_;
+    forget_key(slot);
     make_free(slot);
     ++evictions_;
   }
@@ -144,8 +146,7 @@ class tier_slots {
     if (was_ready) eviction_.erase(policy_slot(slot));
     if (at(slot).pins != 0) return doom(slot);
     --candidates_;
-    index_.erase(block_of(slot));
-    ++changes_;
+    forget_key(slot);
     make_free(slot);
   }
 
@@ -234,9 +235,13 @@ class tier_slots {
     if constexpr (!ignores_hints<Eviction>) hint.content = key(slot).low | 1U;
     return hint;
   }
-  void doom(slot_id slot) noexcept {
+  void forget_key(slot_id slot) noexcept {
+    if (watcher_.left != nullptr) watcher_.left(watcher_.context, key(slot));
     index_.erase(block_of(slot));
     ++changes_;
+  }
+  void doom(slot_id slot) noexcept {
+    forget_key(slot);
     at(slot).state = slot_state::doomed;
   }
   void make_free(slot_id slot) noexcept {
@@ -253,6 +258,7 @@ class tier_slots {
   std::uint64_t reserved_ = 0;
   std::uint64_t evictions_ = 0;
   std::uint64_t changes_ = 0;
+  offload::leave_watcher watcher_{};
 };
 
 }  // namespace detail

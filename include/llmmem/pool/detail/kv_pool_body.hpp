@@ -14,24 +14,10 @@
 namespace llmmem {
 inline namespace v0 {
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-kv_pool<Tiers, Endpoint, Directory>::kv_pool(Tiers& tiers, Endpoint& end, const kv_pool_options& options)
-  requires std::same_as<Directory, pool::embedded_directory>
-    : kv_pool(tiers, end, static_cast<directory_type*>(nullptr), options) {}
-
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-kv_pool<Tiers, Endpoint, Directory>::kv_pool(Tiers& tiers, Endpoint& end,
-                                             std::remove_reference_t<Directory>& directory,
-                                             const kv_pool_options& options)
-  requires std::is_reference_v<Directory>
-    : kv_pool(tiers, end, &directory, options) {}
-
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-kv_pool<Tiers, Endpoint, Directory>::kv_pool(Tiers& tiers, Endpoint& end, directory_type* directory,
-                                             const kv_pool_options& options)
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+kv_pool<Tiers, Endpoint, Directory, Mover>::kv_pool(Tiers& tiers, Endpoint& end, directory_type* directory,
+                                                    mover_type* mover, const kv_pool_options& options)
     : options_(checked(options)),
       tiers_(&tiers),
       end_(&end),
@@ -40,17 +26,21 @@ kv_pool<Tiers, Endpoint, Directory>::kv_pool(Tiers& tiers, Endpoint& end, direct
       epoch_(tiers.cache().epoch()),
       likeness_(own_likeness()),
       directory_(make_directory(directory)),
+      mover_(make_mover(mover)),
       published_(options.directory_spans, groups_, options.metadata),
       uses_(options.copies == 0 ? 0 : options.directory_spans, detail::pool_span_use{}, options.metadata,
             "kv_pool: uses of spans"),
       serving_(options.max_serving, detail::pool_serving{}, options.metadata, "kv_pool: blocks to send"),
       peers_(end.seats()),
       requests_(std::size_t{options.max_requests} + options.max_copying),
-      copies_(options.max_copying) {
+      copies_(options.max_copying),
+      offers_(reads_directly ? options.max_offers : 0, detail::pool_offer{}, options.metadata,
+              "kv_pool: blocks to offer") {
   // Random generations, because other nodes may still send blocks for requests of an earlier pool of this
   // endpoint.
   for (record& each : requests_)
     each.generation = static_cast<std::uint32_t>(nonce_ >> 32);
+  if constexpr (reads_directly) open_memory();
   directory_link link{this};
   directory_.begin(link, identity());
   for (std::uint32_t seat = 0; seat < end.seats(); ++seat) {
@@ -58,9 +48,9 @@ kv_pool<Tiers, Endpoint, Directory>::kv_pool(Tiers& tiers, Endpoint& end, direct
   }
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-kv_pool_options kv_pool<Tiers, Endpoint, Directory>::checked(const kv_pool_options& options) const {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+kv_pool_options kv_pool<Tiers, Endpoint, Directory, Mover>::checked(const kv_pool_options& options) const {
   const auto refuse = [&](const char* what) {
     throw argument_error(options.name + ": " + what + " is 0; at least 1 is needed");
   };
@@ -79,9 +69,9 @@ kv_pool_options kv_pool<Tiers, Endpoint, Directory>::checked(const kv_pool_optio
   return options;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-detail::pool_likeness kv_pool<Tiers, Endpoint, Directory>::own_likeness() const {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+detail::pool_likeness kv_pool<Tiers, Endpoint, Directory, Mover>::own_likeness() const {
   const auto& cache = tiers_->cache();
   const std::span<const layer_group> groups = tiers_->groups();
   detail::pool_likeness out{
@@ -107,9 +97,9 @@ detail::pool_likeness kv_pool<Tiers, Endpoint, Directory>::own_likeness() const 
   return out;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-pool::directory_identity kv_pool<Tiers, Endpoint, Directory>::identity() const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+pool::directory_identity kv_pool<Tiers, Endpoint, Directory, Mover>::identity() const noexcept {
   std::uint64_t like = detail::mix_pair(likeness_.model, likeness_.blocks);
   like = detail::mix_pair(detail::mix_pair(like, likeness_.key.low), likeness_.key.high);
   return {.seat = self(),
@@ -120,9 +110,9 @@ pool::directory_identity kv_pool<Tiers, Endpoint, Directory>::identity() const n
 }
 
 /// The cache has been reset, so its keys change, and so do those of other nodes that reset.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::begin_epoch() noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::begin_epoch() noexcept {
   epoch_ = tiers_->cache().epoch();
   likeness_ = own_likeness();
   directory_link link{this};
@@ -141,34 +131,48 @@ void kv_pool<Tiers, Endpoint, Directory>::begin_epoch() noexcept {
   }
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-std::uint32_t kv_pool<Tiers, Endpoint, Directory>::peers() const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+std::uint32_t kv_pool<Tiers, Endpoint, Directory, Mover>::peers() const noexcept {
   std::uint32_t count = 0;
   for (const detail::pool_peer& each : peers_)
     count += each.state == pool::peer_state::present ? 1U : 0U;
   return count;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-pool::stats kv_pool<Tiers, Endpoint, Directory>::stats() const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+pool::stats kv_pool<Tiers, Endpoint, Directory, Mover>::stats() const noexcept {
   pool::stats out = counted_;
   out.directory_spans = directory_.size();
-  out.metadata_bytes =
-      directory_.metadata_bytes() + published_.metadata_bytes() + uses_.bytes() + serving_.bytes();
+  out.metadata_bytes = directory_.metadata_bytes() + published_.metadata_bytes() + uses_.bytes() +
+                       serving_.bytes() + offers_.bytes();
   return out;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::progress() {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+pool::mover_limits kv_pool<Tiers, Endpoint, Directory, Mover>::mover_limits() const noexcept {
+  pool::mover_limits out = mover_.limits();
+  if constexpr (!reads_directly) out.max_piece = end_->frame_bytes();
+  return out;
+}
+
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::progress() {
   if (tiers_->cache().epoch() != epoch_) begin_epoch();
   hear();
   directory_link link{this};
   directory_.progress(link);
   tiers_->progress();
   serve();
+  if constexpr (reads_directly) {
+    read_in_step_ = 0;
+    mover_.progress(
+        [this](const pool::move_ticket& ticket, pool::moved how) noexcept { on_moved(ticket, how); });
+    offer_some();
+  }
   for (std::uint32_t i = 0; i < requests_.size(); ++i) {
     if (requests_[i].is_live) proceed(i);
   }
@@ -176,18 +180,19 @@ void kv_pool<Tiers, Endpoint, Directory>::progress() {
   republish();
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::progress(std::uint64_t wait_ns) {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::progress(std::uint64_t wait_ns) {
   const detail::named_range range("kv_pool progress");
   hearing handler{this};
   static_cast<void>(end_->poll(deadline{end_->now_ns() + wait_ns}, handler));
   progress();
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-bool kv_pool<Tiers, Endpoint, Directory>::is_present(seat_id seat, std::uint64_t nonce) const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+bool kv_pool<Tiers, Endpoint, Directory, Mover>::is_present(seat_id seat,
+                                                            std::uint64_t nonce) const noexcept {
   if (to_index(seat) >= peers_.size()) return false;
   const detail::pool_peer& peer = peers_[to_index(seat)];
   return peer.state == pool::peer_state::present && peer.nonce == nonce;
@@ -196,9 +201,9 @@ bool kv_pool<Tiers, Endpoint, Directory>::is_present(seat_id seat, std::uint64_t
 // The directory
 
 /// Writes the digests of the chunks of a chain in a span, and returns their number.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-std::uint32_t kv_pool<Tiers, Endpoint, Directory>::digests_of(
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+std::uint32_t kv_pool<Tiers, Endpoint, Directory, Mover>::digests_of(
     const kv_chain& chain, std::uint64_t span,
     std::array<std::uint32_t, pool::span_chunks>& into) const noexcept {
   const std::span<const block_key> keys = chain.keys();
@@ -209,17 +214,18 @@ std::uint32_t kv_pool<Tiers, Endpoint, Directory>::digests_of(
   return count;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::publish(const kv_chain& chain, std::uint64_t tokens) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::publish(const kv_chain& chain,
+                                                         std::uint64_t tokens) noexcept {
   publish(chain, tokens, true);
 }
 
 /// @param is_use  whether a request has used the chain; counts for hot spans.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::publish(const kv_chain& chain, std::uint64_t tokens,
-                                                  bool is_use) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::publish(const kv_chain& chain, std::uint64_t tokens,
+                                                         bool is_use) noexcept {
   if (tiers_->cache().epoch() != epoch_) begin_epoch();
   if (chain.epoch() != epoch_ || chain.chunk_tokens() != likeness_.chunk_tokens) return;
   std::uint64_t chunks = tokens >= chain.tokens() ? chain.keys().size() : tokens / chain.chunk_tokens();
@@ -228,10 +234,10 @@ void kv_pool<Tiers, Endpoint, Directory>::publish(const kv_chain& chain, std::ui
     publish_span(chain, span, chunks, is_use);
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::publish_span(const kv_chain& chain, std::uint64_t span,
-                                                       std::uint64_t chunks, bool is_use) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::publish_span(const kv_chain& chain, std::uint64_t span,
+                                                              std::uint64_t chunks, bool is_use) noexcept {
   const std::uint64_t first = span * pool::span_chunks;
   std::array<std::uint32_t, pool::span_chunks> digests{};
   std::uint64_t count = digests_of(chain, span, digests);
@@ -244,7 +250,9 @@ void kv_pool<Tiers, Endpoint, Directory>::publish_span(const kv_chain& chain, st
       if ((chunk + 1) * chain.chunk_tokens() % tiers_->groups()[g].block_tokens != 0) continue;
       const offload::answer has =
           tiers_->lookup_block(g, chain.keys()[static_cast<std::size_t>(chunk)]).first;
-      if (has == offload::answer::hit || has == offload::answer::pending) masks[g] |= std::uint64_t{1} << i;
+      if (has != offload::answer::hit && has != offload::answer::pending) continue;
+      masks[g] |= std::uint64_t{1} << i;
+      if constexpr (reads_directly) offer_later(g, chain.keys()[static_cast<std::size_t>(chunk)]);
     }
   }
   const std::span<const std::uint64_t> has = std::span(masks).first(groups_);
@@ -253,9 +261,9 @@ void kv_pool<Tiers, Endpoint, Directory>::publish_span(const kv_chain& chain, st
 }
 
 /// Announces which blocks of a span this node has, unless it has done so. Returns its record of them.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-std::uint32_t kv_pool<Tiers, Endpoint, Directory>::publish_blocks(
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+std::uint32_t kv_pool<Tiers, Endpoint, Directory, Mover>::publish_blocks(
     const block_key& span, std::span<const std::uint32_t> digests,
     std::span<const std::uint64_t> masks) noexcept {
   const std::size_t count = digests.size();
@@ -284,10 +292,10 @@ std::uint32_t kv_pool<Tiers, Endpoint, Directory>::publish_blocks(
 
 /// Corrects the directory because this node no longer has a block. It does so even if this node has forgotten
 /// that it published the block: otherwise the directory would name this node in every answer.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::retract(const block_key& span, std::uint32_t group,
-                                                  std::uint32_t place, const block_key& key) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::retract(const block_key& span, std::uint32_t group,
+                                                         std::uint32_t place, const block_key& key) noexcept {
   const std::uint32_t digest = detail::hint_digest(key);
   directory_link link{this};
   directory_.retract(link, span, {.group = group, .place = place, .digest = digest},
@@ -297,9 +305,9 @@ void kv_pool<Tiers, Endpoint, Directory>::retract(const block_key& span, std::ui
 
 /// Announces what this node holds to the nodes that now keep the spans' entries. A busy node receives the
 /// rest in a later step, and delays no other node.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::republish() noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::republish() noexcept {
   constexpr std::uint32_t most = 64;         // entries announced in one step
   constexpr std::uint32_t most_seen = 4096;  // entries checked in one step
   if (!must_republish_) return;
@@ -325,10 +333,10 @@ void kv_pool<Tiers, Endpoint, Directory>::republish() noexcept {
 
 // Sending words
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::post(seat_id to, detail::pool_frame kind,
-                                               const detail::pool_writer& message) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::post(seat_id to, detail::pool_frame kind,
+                                                      const detail::pool_writer& message) noexcept {
   if (!message.is_complete()) return;  // cannot happen: the largest message has 1,200 bytes
   ++counted_.posted_messages;
   end_->post(to, frame_header{.kind = static_cast<std::uint16_t>(kind)}, message.bytes());
@@ -337,9 +345,9 @@ void kv_pool<Tiers, Endpoint, Directory>::post(seat_id to, detail::pool_frame ki
 /// Returns whether a node reads the bytes sent to it. If too many bytes waited for a node, the endpoint would
 /// suspect it, and none of its blocks would arrive. Questions, requests for blocks and announcements
 /// therefore wait here.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-bool kv_pool<Tiers, Endpoint, Directory>::may_post(seat_id to) const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+bool kv_pool<Tiers, Endpoint, Directory, Mover>::may_post(seat_id to) const noexcept {
   if constexpr (detail::reports_post_capacity<Endpoint>) {
     return end_->has_post_capacity(to);
   } else {
@@ -348,28 +356,29 @@ bool kv_pool<Tiers, Endpoint, Directory>::may_post(seat_id to) const noexcept {
 }
 
 /// Posts a message that may be dropped: the receiver asks again for what it misses.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::post_or_drop(seat_id to, detail::pool_frame kind,
-                                                       const detail::pool_writer& message) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::post_or_drop(seat_id to, detail::pool_frame kind,
+                                                              const detail::pool_writer& message) noexcept {
   if (may_post(to)) return post(to, kind, message);
   ++counted_.dropped_messages;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::post_hello(seat_id to) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::post_hello(seat_id to) noexcept {
   if (to == self() || to_index(to) >= peers_.size()) return;
   detail::pool_writer out;
   out.put(likeness_);
   out.put(options_.domain);
   out.put(nonce_);
   post(to, detail::pool_frame::hello, out);
+  if constexpr (reads_directly) post_introduction(to);
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::post_published(std::uint32_t entry) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::post_published(std::uint32_t entry) noexcept {
   detail::span_entry& each = published_.at(entry);
   each.place = keeper_of(each.span);
   directory_link link{this};
@@ -377,9 +386,9 @@ void kv_pool<Tiers, Endpoint, Directory>::post_published(std::uint32_t entry) no
                       pool::span_records(published_, each.span));
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::post_missing(detail::pool_serving what) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::post_missing(detail::pool_serving what) noexcept {
   if (!may_post(what.to) && serving_count_ < serving_.size()) {
     what.is_missing = true;
     serving_[(serving_first_ + serving_count_++) % serving_.size()] = what;

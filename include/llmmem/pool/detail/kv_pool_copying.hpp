@@ -9,10 +9,10 @@ namespace llmmem {
 inline namespace v0 {
 
 /// Finds the nodes that keep copies of a span: by rendezvous hashing, one of each other domain.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-std::uint32_t kv_pool<Tiers, Endpoint, Directory>::targets_of(const block_key& span,
-                                                              copy_targets& into) const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+std::uint32_t kv_pool<Tiers, Endpoint, Directory, Mover>::targets_of(const block_key& span,
+                                                                     copy_targets& into) const noexcept {
   const std::uint64_t what = span.low ^ span.high;
   std::uint32_t count = 0;
   while (count < options_.copies) {
@@ -37,11 +37,11 @@ std::uint32_t kv_pool<Tiers, Endpoint, Directory>::targets_of(const block_key& s
 
 /// Counts a use of a published span. If it is hot, asks nodes of other domains to keep its blocks: again if
 /// other nodes are to keep them, if the chain is longer, and after many more uses.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::use(std::uint32_t entry, const kv_chain& chain, std::uint64_t span,
-                                              std::uint64_t count,
-                                              std::span<const std::uint64_t> masks) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::use(std::uint32_t entry, const kv_chain& chain,
+                                                     std::uint64_t span, std::uint64_t count,
+                                                     std::span<const std::uint64_t> masks) noexcept {
   constexpr std::uint32_t again_after = 4;  // times as many uses: the nodes may have evicted their copies
   if (options_.copies == 0) return;
   detail::pool_span_use& each = uses_[entry];
@@ -78,9 +78,9 @@ void kv_pool<Tiers, Endpoint, Directory>::use(std::uint32_t entry, const kv_chai
   each.copied_uses = each.uses;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::hear_copy(seat_id from, detail::pool_reader in) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::hear_copy(seat_id from, detail::pool_reader in) noexcept {
   const auto count = in.take<std::uint32_t>();
   const auto before = in.take<std::uint64_t>();
   std::array<block_key, pool::span_chunks> keys{};
@@ -106,11 +106,11 @@ void kv_pool<Tiers, Endpoint, Directory>::hear_copy(seat_id from, detail::pool_r
 }
 
 /// Begins to fetch a span's blocks from the node that asked for it.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::begin_copy(seat_id from, std::span<const block_key> keys,
-                                                     std::uint64_t before,
-                                                     std::span<const std::uint64_t> masks) {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::begin_copy(seat_id from, std::span<const block_key> keys,
+                                                            std::uint64_t before,
+                                                            std::span<const std::uint64_t> masks) {
   std::size_t place = 0;
   while (place < copies_.size() && copies_[place])
     ++place;
@@ -153,9 +153,9 @@ void kv_pool<Tiers, Endpoint, Directory>::begin_copy(seat_id from, std::span<con
   made.is_live = true;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::end_copy(std::size_t place) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::end_copy(std::size_t place) noexcept {
   record& of = requests_[options_.max_requests + place];
   give_up_late(of);
   for (part& each : of.parts)
@@ -166,19 +166,20 @@ void kv_pool<Tiers, Endpoint, Directory>::end_copy(std::size_t place) noexcept {
   copies_[place].reset();
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-kv_pool<Tiers, Endpoint, Directory>::~kv_pool() {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+kv_pool<Tiers, Endpoint, Directory, Mover>::~kv_pool() {
   for (std::size_t place = 0; place < copies_.size(); ++place) {
     if (copies_[place]) end_copy(place);
   }
+  if constexpr (reads_directly) close_memory();
 }
 
 /// Announces the copies whose blocks are here, or will not come. A copy pins no block that has arrived: the
 /// engine may need its slot.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::end_copies() noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::end_copies() noexcept {
   for (std::size_t place = 0; place < copies_.size(); ++place) {
     if (!copies_[place]) continue;
     record& of = requests_[options_.max_requests + place];

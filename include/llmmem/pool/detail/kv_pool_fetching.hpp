@@ -10,17 +10,18 @@
 namespace llmmem {
 inline namespace v0 {
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-result<typename kv_pool<Tiers, Endpoint, Directory>::request> kv_pool<Tiers, Endpoint, Directory>::ask(
-    const kv_chain& chain, std::uint64_t first) {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+result<typename kv_pool<Tiers, Endpoint, Directory, Mover>::request>
+kv_pool<Tiers, Endpoint, Directory, Mover>::ask(const kv_chain& chain, std::uint64_t first) {
   return ask(chain, first, options_.patience_ns);
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-result<typename kv_pool<Tiers, Endpoint, Directory>::request> kv_pool<Tiers, Endpoint, Directory>::ask(
-    const kv_chain& chain, std::uint64_t first, std::uint64_t patience_ns) {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+result<typename kv_pool<Tiers, Endpoint, Directory, Mover>::request>
+kv_pool<Tiers, Endpoint, Directory, Mover>::ask(const kv_chain& chain, std::uint64_t first,
+                                                std::uint64_t patience_ns) {
   const std::uint64_t epoch = tiers_->cache().epoch();
   if (chain.epoch() != epoch) {
     return failure{
@@ -61,9 +62,9 @@ result<typename kv_pool<Tiers, Endpoint, Directory>::request> kv_pool<Tiers, End
 
 /// Sends the questions of a request to the receivers that take them; the next `progress` sends the rest. A
 /// busy receiver delays no question to another node.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::ask_spans(std::uint32_t slot) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::ask_spans(std::uint32_t slot) noexcept {
   record& of = requests_[slot];
   for (std::size_t i = of.asked_spans; i < of.spans.size(); ++i) {
     const bool is_asked = of.spans[i].is_asked() || ask_span(slot, i);
@@ -72,9 +73,9 @@ void kv_pool<Tiers, Endpoint, Directory>::ask_spans(std::uint32_t slot) noexcept
 }
 
 /// Returns false, and sends nothing, while the receiver is busy.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-bool kv_pool<Tiers, Endpoint, Directory>::ask_span(std::uint32_t slot, std::size_t index) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+bool kv_pool<Tiers, Endpoint, Directory, Mover>::ask_span(std::uint32_t slot, std::size_t index) noexcept {
   record& of = requests_[slot];
   detail::pool_span& span = of.spans[index];
   const std::uint64_t which = of.first_span + index;
@@ -87,9 +88,10 @@ bool kv_pool<Tiers, Endpoint, Directory>::ask_span(std::uint32_t slot, std::size
   return true;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::post_question(std::uint32_t slot, std::size_t index) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::post_question(std::uint32_t slot,
+                                                               std::size_t index) noexcept {
   record& of = requests_[slot];
   detail::pool_span& span = of.spans[index];
   const std::uint64_t which = of.first_span + index;
@@ -107,10 +109,11 @@ void kv_pool<Tiers, Endpoint, Directory>::post_question(std::uint32_t slot, std:
 }
 
 /// When something that is asked now is asked again, if nothing comes. @param times  that it was asked before.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-std::uint64_t kv_pool<Tiers, Endpoint, Directory>::time_to_ask_again(record& of, std::uint64_t first_ns,
-                                                                     std::uint32_t times) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+std::uint64_t kv_pool<Tiers, Endpoint, Directory, Mover>::time_to_ask_again(record& of,
+                                                                            std::uint64_t first_ns,
+                                                                            std::uint32_t times) noexcept {
   const std::uint64_t now = end_->now_ns();
   constexpr std::uint64_t never = ~std::uint64_t{0};
   const std::uint32_t doublings = times < 6 ? times : 6;
@@ -122,9 +125,9 @@ std::uint64_t kv_pool<Tiers, Endpoint, Directory>::time_to_ask_again(record& of,
 
 /// A node whose queue of messages to this one was half full has dropped its answer; with unlimited patience
 /// this one would wait for it without end. Nothing is asked again of a node that does not read.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::ask_again(std::uint32_t slot) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::ask_again(std::uint32_t slot) noexcept {
   record& of = requests_[slot];
   const std::uint64_t now = end_->now_ns();
   if (now < of.ask_again) return;
@@ -146,6 +149,11 @@ void kv_pool<Tiers, Endpoint, Directory>::ask_again(std::uint32_t slot) noexcept
   for (std::size_t i = of.first_open; i < of.parts.size(); ++i) {
     part& each = of.parts[i];
     if (each.state != part_state::asked || each.is_receiving) continue;
+    if (each.is_reading && now >= each.ask_again) {  // the next step asks its owner for it
+      stop_reading(of, each);
+      fail(of, each, errc::ok);
+      continue;
+    }
     if (now < each.ask_again || !may_post(each.holder)) {
       waits_until(each.ask_again);
       continue;
@@ -161,10 +169,10 @@ void kv_pool<Tiers, Endpoint, Directory>::ask_again(std::uint32_t slot) noexcept
   }
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::put_wanted(detail::pool_writer& out, const record& of,
-                                                     std::size_t index) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::put_wanted(detail::pool_writer& out, const record& of,
+                                                            std::size_t index) noexcept {
   const part& each = of.parts[index];
   out.put(static_cast<std::uint32_t>(index));
   out.put(each.group);
@@ -172,10 +180,10 @@ void kv_pool<Tiers, Endpoint, Directory>::put_wanted(detail::pool_writer& out, c
   out.put(key_of(of, each));
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-offload::kv_lookup_result kv_pool<Tiers, Endpoint, Directory>::where(const record& of, std::uint64_t upto,
-                                                                     open_answers& open) const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+offload::kv_lookup_result kv_pool<Tiers, Endpoint, Directory, Mover>::where(
+    const record& of, std::uint64_t upto, open_answers& open) const noexcept {
   const std::uint64_t whole = of.chunks;
   const std::uint64_t limit = upto >= of.chain->tokens() ? whole : upto / of.chain->chunk_tokens();
   open = {};
@@ -198,9 +206,9 @@ offload::kv_lookup_result kv_pool<Tiers, Endpoint, Directory>::where(const recor
       });
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-offload::kv_lookup_result kv_pool<Tiers, Endpoint, Directory>::request::where() const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+offload::kv_lookup_result kv_pool<Tiers, Endpoint, Directory, Mover>::request::where() const noexcept {
   if (pool_ == nullptr) return {.first = result_.first, .tokens = result_.tokens};
   const record& of = pool_->requests_[slot_];
   open_answers open;
@@ -213,9 +221,9 @@ offload::kv_lookup_result kv_pool<Tiers, Endpoint, Directory>::request::where() 
   return out;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::begin_fetch(std::uint32_t slot, std::uint64_t upto) {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::begin_fetch(std::uint32_t slot, std::uint64_t upto) {
   record& of = requests_[slot];
   if (!of.parts.empty()) return;
   open_answers open;
@@ -249,12 +257,12 @@ void kv_pool<Tiers, Endpoint, Directory>::begin_fetch(std::uint32_t slot, std::u
   proceed(slot);
 }
 
-/// Returns the holder to ask next for a block: the one from which this node awaits the fewest blocks, and a
-/// busy one last. `max_holders`: none is left.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-std::uint32_t kv_pool<Tiers, Endpoint, Directory>::choose_holder(const record& of,
-                                                                 const part& each) const noexcept {
+/// Returns the holder to ask next for a block: one whose memory this node reads first, then the one from
+/// which it awaits the fewest blocks, and a busy one last. `max_holders`: none is left.
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+std::uint32_t kv_pool<Tiers, Endpoint, Directory, Mover>::choose_holder(const record& of,
+                                                                        const part& each) const noexcept {
   const std::uint64_t span = each.chunk / pool::span_chunks;
   std::uint32_t best = pool::max_holders;
   if (span < of.first_span) return best;
@@ -266,7 +274,10 @@ std::uint32_t kv_pool<Tiers, Endpoint, Directory>::choose_holder(const record& o
     if ((mask(of, index, h, each.group) >> each.chunk % pool::span_chunks & 1U) == 0) continue;
     // Ties are broken in an order that differs from node to node.
     const std::uint64_t rank = detail::mix_pair(in.holders[h].nonce, nonce_) >> 32;
-    const std::uint64_t busy = may_post(in.holders[h].seat) ? 0 : std::uint64_t{1} << 63;
+    const seat_id seat = in.holders[h].seat;
+    const bool is_read = may_read(seat, each, h);
+    std::uint64_t busy = is_read || may_post(seat) ? 0 : std::uint64_t{1} << 63;
+    if (reads_directly && !is_read) busy |= std::uint64_t{1} << 62;
     const std::uint64_t cost =
         busy | std::uint64_t{peers_[to_index(in.holders[h].seat)].outstanding} << 32 | rank;
     if (cost >= least) continue;
@@ -278,9 +289,9 @@ std::uint32_t kv_pool<Tiers, Endpoint, Directory>::choose_holder(const record& o
 
 /// Takes a slot of the first tier for a block. Returns false if there is none to take; the part's state is
 /// then the outcome.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-bool kv_pool<Tiers, Endpoint, Directory>::take_slot(record& of, part& each) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+bool kv_pool<Tiers, Endpoint, Directory, Mover>::take_slot(record& of, part& each) noexcept {
   const block_key& key = key_of(of, each);
   const std::uint64_t parent =
       each.chunk == 0 ? of.before : paging::key_digest(of.chain->keys()[each.chunk - 1]);
@@ -298,9 +309,9 @@ bool kv_pool<Tiers, Endpoint, Directory>::take_slot(record& of, part& each) noex
 
 /// A block that another request or a load brings, or brought. A load that waits for its caller keeps it
 /// `pending` for long: what is in the first tier is here all the same, and lower tiers' is a load's to bring.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::settle_nearby(record& of, part& each) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::settle_nearby(record& of, part& each) noexcept {
   if (const auto held = tiers_->hold(each.group, key_of(of, each))) {
     each.block = *held;
     each.state = part_state::arrived;
@@ -312,9 +323,9 @@ void kv_pool<Tiers, Endpoint, Directory>::settle_nearby(record& of, part& each) 
   each.state = is_here ? part_state::arrived : part_state::queued;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::proceed(std::uint32_t slot) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::proceed(std::uint32_t slot) noexcept {
   record& of = requests_[slot];
   // Also for a request that begins to fetch after its deadline.
   if (end_->now_ns() >= of.deadline) give_up_late(of);
@@ -346,12 +357,22 @@ void kv_pool<Tiers, Endpoint, Directory>::proceed(std::uint32_t slot) noexcept {
     }
     const std::uint64_t in = each.chunk / pool::span_chunks;
     const seat_id from = of.spans[static_cast<std::size_t>(in - of.first_span)].holders[holder].seat;
-    if (!may_post(from) || !take_slot(of, each)) continue;
+    const bool is_read = may_read(from, each, holder);
+    if (is_read ? read_in_step_ >= options_.serve_bytes : !may_post(from)) continue;
+    if (!take_slot(of, each)) continue;
     each.holder = from;
-    each.tried |= static_cast<std::uint8_t>(1U << holder);
     each.state = part_state::asked;
     ++in_flight_;
-    ++peers_[to_index(each.holder)].outstanding;
+    ++peers_[to_index(from)].outstanding;
+    if (is_read) {
+      const pool::moved how = read(of, each, holder);
+      if (how == pool::moved::here || how == pool::moved::begun) continue;
+      if (how == pool::moved::busy || !may_post(from)) {
+        fail(of, each, errc::ok);
+        continue;
+      }
+    }
+    each.tried |= static_cast<std::uint8_t>(1U << holder);
     if (to != each.holder || span != in || out.left() < entry_bytes) {
       flush();
       to = each.holder;
@@ -368,9 +389,9 @@ void kv_pool<Tiers, Endpoint, Directory>::proceed(std::uint32_t slot) noexcept {
 }
 
 /// The node that was asked will not send the block; another node may have it.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::fail(record& of, part& each, error_code why) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::fail(record& of, part& each, error_code why) noexcept {
   --in_flight_;
   --peers_[to_index(each.holder)].outstanding;
   tiers_->end_arrival(each.block, false);
@@ -380,9 +401,9 @@ void kv_pool<Tiers, Endpoint, Directory>::fail(record& of, part& each, error_cod
   of.came.why = {.code = why, .index = to_index(each.holder), .where = options_.name};
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::give_up_late(record& of) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::give_up_late(record& of) noexcept {
   of.is_late = true;
   for (std::size_t i = of.first_open; i < of.parts.size(); ++i) {
     part& each = of.parts[i];
@@ -390,22 +411,23 @@ void kv_pool<Tiers, Endpoint, Directory>::give_up_late(record& of) noexcept {
     if (each.state == part_state::asked) {
       // The transport must drop the bytes in flight before the slot has another use.
       if (std::exchange(each.is_receiving, false)) end_->withdraw(each.holder);
+      stop_reading(of, each);
       fail(of, each, errc::ok);
     }
     each.state = part_state::late;
   }
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::let_go(part& each) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::let_go(part& each) noexcept {
   if (each.state == part_state::arrived && each.block.slot != no_slot) tiers_->release(each.block);
   each.block = {};
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-pool::fetch_result kv_pool<Tiers, Endpoint, Directory>::finish(std::uint32_t slot) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+pool::fetch_result kv_pool<Tiers, Endpoint, Directory, Mover>::finish(std::uint32_t slot) noexcept {
   record& of = requests_[slot];
   give_up_late(of);
   pool::fetch_result out = of.came;
@@ -430,9 +452,9 @@ pool::fetch_result kv_pool<Tiers, Endpoint, Directory>::finish(std::uint32_t slo
   return out;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-bool kv_pool<Tiers, Endpoint, Directory>::request::has_arrived() const noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+bool kv_pool<Tiers, Endpoint, Directory, Mover>::request::has_arrived() const noexcept {
   if (pool_ == nullptr) return true;
   const record& of = pool_->requests_[slot_];
   for (std::size_t i = of.first_open; i < of.parts.size(); ++i) {
@@ -442,17 +464,17 @@ bool kv_pool<Tiers, Endpoint, Directory>::request::has_arrived() const noexcept 
 }
 
 /// Receives the next message, or waits a moment for this node's own transfers.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::wait_once(const record& of) {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::wait_once(const record& of) {
   constexpr std::uint64_t moment = 100'000;
   const std::uint64_t now = end_->now_ns();
   progress(of.deadline > now && of.deadline - now < moment ? of.deadline - now : moment);
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::request::wait_for_answers() {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::request::wait_for_answers() {
   open_answers open{
       .is_pending = pool_ != nullptr};  // blocks that are `pending` in this node's tiers have no answer yet
   while (open.is_pending) {
@@ -463,9 +485,9 @@ void kv_pool<Tiers, Endpoint, Directory>::request::wait_for_answers() {
   }
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::request::wait() {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::request::wait() {
   while (!has_arrived())
     pool_->wait_once(pool_->requests_[slot_]);
 }

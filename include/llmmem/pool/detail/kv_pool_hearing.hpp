@@ -9,18 +9,18 @@
 namespace llmmem {
 inline namespace v0 {
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::hear() {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::hear() {
   constexpr int most = 1024;  // bounds a step, so that many busy peers do not delay the engine
   hearing handler{this};
   for (int i = 0; i < most && end_->poll(deadline{0}, handler); ++i) {
   }
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-typename kv_pool<Tiers, Endpoint, Directory>::record* kv_pool<Tiers, Endpoint, Directory>::find(
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+typename kv_pool<Tiers, Endpoint, Directory, Mover>::record* kv_pool<Tiers, Endpoint, Directory, Mover>::find(
     std::uint64_t id) noexcept {
   const std::uint64_t slot = id & 0xFFFF'FFFF;
   if (slot >= requests_.size()) return nullptr;
@@ -28,22 +28,23 @@ typename kv_pool<Tiers, Endpoint, Directory>::record* kv_pool<Tiers, Endpoint, D
   return of.is_live && of.generation == id >> 32 ? &of : nullptr;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-typename kv_pool<Tiers, Endpoint, Directory>::part* kv_pool<Tiers, Endpoint, Directory>::awaited(
-    seat_id from, std::uint64_t id, std::uint32_t part_index) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+typename kv_pool<Tiers, Endpoint, Directory, Mover>::part*
+kv_pool<Tiers, Endpoint, Directory, Mover>::awaited(seat_id from, std::uint64_t id,
+                                                    std::uint32_t part_index) noexcept {
   record* const of = find(id);
   if (of == nullptr || part_index >= of->parts.size()) return nullptr;
   part& each = of->parts[part_index];
-  return each.state == part_state::asked && each.holder == from ? &each : nullptr;
+  return each.state == part_state::asked && each.holder == from && !each.is_reading ? &each : nullptr;
 }
 
 // Blocks that come
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-frame_buffer kv_pool<Tiers, Endpoint, Directory>::buffer_for(seat_id from,
-                                                             const frame_header& frame) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+frame_buffer kv_pool<Tiers, Endpoint, Directory, Mover>::buffer_for(seat_id from,
+                                                                    const frame_header& frame) noexcept {
   part* const each = frame.kind == static_cast<std::uint16_t>(detail::pool_frame::data)
                          ? awaited(from, frame.epoch, frame.tag)
                          : nullptr;
@@ -66,9 +67,9 @@ frame_buffer kv_pool<Tiers, Endpoint, Directory>::buffer_for(seat_id from,
       .bytes = tiers_->bytes_of(each->block).subspan(static_cast<std::size_t>(frame.offset), frame.bytes)};
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::on_frame(seat_id from, const frame_header& frame) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::on_frame(seat_id from, const frame_header& frame) noexcept {
   part* const each = awaited(from, frame.epoch, frame.tag);
   if (each == nullptr) return;
   record& of = *find(frame.epoch);
@@ -85,30 +86,38 @@ void kv_pool<Tiers, Endpoint, Directory>::on_frame(seat_id from, const frame_hea
     each->ask_again = time_to_ask_again(of, wait_for_block(), each->asked_times);
     return;
   }
+  arrive(*each);
+}
+
+/// All bytes of a block are in its slot, and right.
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::arrive(part& each) noexcept {
   --in_flight_;
-  --peers_[to_index(from)].outstanding;
-  if (!tiers_->end_arrival(each->block, true)) {  // withdrawn while it arrived
-    each->block = {};
-    each->state = part_state::failed;
+  --peers_[to_index(each.holder)].outstanding;
+  if (!tiers_->end_arrival(each.block, true)) {  // withdrawn while it arrived
+    each.block = {};
+    each.state = part_state::failed;
     return;
   }
-  each->state = part_state::arrived;
-  each->is_fetched = true;
+  each.state = part_state::arrived;
+  each.is_fetched = true;
   ++counted_.fetched_blocks;
-  counted_.fetched_bytes += each->received;
+  counted_.fetched_bytes += block_bytes(each.group);
 }
 
 // Words
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::on_message(seat_id from, const frame_header& frame,
-                                                     std::span<const std::byte> bytes) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::on_message(seat_id from, const frame_header& frame,
+                                                            std::span<const std::byte> bytes) noexcept {
   using detail::pool_frame;
   if (to_index(from) >= peers_.size() || from == self()) return;
   const detail::pool_reader in(bytes);
   const auto kind = static_cast<pool_frame>(frame.kind);
   if (kind == pool_frame::hello) return hear_hello(from, in);
+  if (kind == pool_frame::reach) return hear_introduction(from, in);
   if (peers_[to_index(from)].state != pool::peer_state::present) {
     ++counted_.refused_frames;
     return;
@@ -135,9 +144,9 @@ void kv_pool<Tiers, Endpoint, Directory>::on_message(seat_id from, const frame_h
   }
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::hear_hello(seat_id from, detail::pool_reader in) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::hear_hello(seat_id from, detail::pool_reader in) noexcept {
   const auto like = in.take<detail::pool_likeness>();
   const auto domain = in.take<std::uint32_t>();
   const auto nonce = in.take<std::uint64_t>();
@@ -148,6 +157,7 @@ void kv_pool<Tiers, Endpoint, Directory>::hear_hello(seat_id from, detail::pool_
   detail::pool_peer& peer = peers_[to_index(from)];
   const bool is_known = peer.state != pool::peer_state::absent && peer.nonce == nonce;
   if (is_known && peer.likeness == like) return;
+  if (peer.nonce != nonce) mover_.detach(from);
   forget_peer(from, false);  // a greeting does not prove a death; the endpoint reports deaths
   peer.likeness = like;
   peer.nonce = nonce;
@@ -159,11 +169,11 @@ void kv_pool<Tiers, Endpoint, Directory>::hear_hello(seat_id from, detail::pool_
 }
 
 /// Returns false if no request awaits the answer from that keeper.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-bool kv_pool<Tiers, Endpoint, Directory>::take_answer(std::uint32_t keeper, std::uint64_t id,
-                                                      std::uint32_t index,
-                                                      const pool::span_holders& found) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+bool kv_pool<Tiers, Endpoint, Directory, Mover>::take_answer(std::uint32_t keeper, std::uint64_t id,
+                                                             std::uint32_t index,
+                                                             const pool::span_holders& found) noexcept {
   record* const of = find(id);
   const bool is_asked = of != nullptr && index < of->spans.size() && of->spans[index].asked == keeper;
   if (is_asked && of->spans[index].is_answered && of->spans[index].asked_times > 1)
@@ -180,19 +190,20 @@ bool kv_pool<Tiers, Endpoint, Directory>::take_answer(std::uint32_t keeper, std:
   return true;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::take_unknown(std::uint64_t id, std::uint32_t index) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::take_unknown(std::uint64_t id,
+                                                              std::uint32_t index) noexcept {
   record* const of = find(id);
   if (of == nullptr || index >= of->spans.size() || of->spans[index].is_answered) return;
   of->spans[index].is_answered = true;
   of->spans[index].is_unknown = true;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::hear_get(seat_id from, detail::pool_reader in,
-                                                   bool is_again) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::hear_get(seat_id from, detail::pool_reader in,
+                                                          bool is_again) noexcept {
   const auto is_queued = [this](const detail::pool_serving& one) {
     for (std::size_t i = 0; i < serving_count_; ++i) {
       const detail::pool_serving& each = serving_[(serving_first_ + i) % serving_.size()];
@@ -220,9 +231,9 @@ void kv_pool<Tiers, Endpoint, Directory>::hear_get(seat_id from, detail::pool_re
   if (!in.is_over()) ++counted_.refused_frames;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::hear_missing(seat_id from, detail::pool_reader in) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::hear_missing(seat_id from, detail::pool_reader in) noexcept {
   const auto id = in.take<std::uint64_t>();
   const auto index = in.take<std::uint32_t>();
   part* const each = in.is_over() ? awaited(from, id, index) : nullptr;
@@ -234,10 +245,11 @@ void kv_pool<Tiers, Endpoint, Directory>::hear_missing(seat_id from, detail::poo
   }
 }
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::on_death(seat_id seat) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::on_death(seat_id seat) noexcept {
   if (to_index(seat) >= peers_.size() || seat == self()) return;
+  mover_.detach(seat);
   forget_peer(seat, true);
   peers_[to_index(seat)] = {};
   announce_again();
@@ -246,9 +258,9 @@ void kv_pool<Tiers, Endpoint, Directory>::on_death(seat_id seat) noexcept {
 /// Forgets a node: the blocks that it was asked for will not arrive, and its entries in the directory are
 /// useless. If the node is alive, the frame that the transport is writing ends by itself; this node does not
 /// await the rest of that block, because it would refuse the peer's message that the block is missing.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::forget_peer(seat_id seat, bool is_dead) noexcept {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::forget_peer(seat_id seat, bool is_dead) noexcept {
   directory_link link{this};
   directory_.forget(link, seat);
   for (std::uint32_t i = 0; i < published_.capacity(); ++i) {
@@ -263,6 +275,7 @@ void kv_pool<Tiers, Endpoint, Directory>::forget_peer(seat_id seat, bool is_dead
           span.is_answered || (directory_type::keepers_are_seats && span.asked == to_index(seat));
     for (part& each : of.parts) {
       if (each.state != part_state::asked || each.holder != seat) continue;
+      stop_reading(of, each);
       if (each.is_receiving && !is_dead) {
         each.is_broken = true;
         continue;
@@ -279,9 +292,9 @@ void kv_pool<Tiers, Endpoint, Directory>::forget_peer(seat_id seat, bool is_dead
 
 // Blocks that go
 
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-void kv_pool<Tiers, Endpoint, Directory>::serve() {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::serve() {
   std::uint64_t sent = 0;
   for (std::size_t left = serving_count_; left != 0 && (sent == 0 || sent < options_.serve_bytes); --left) {
     const detail::pool_serving next = serving_[serving_first_];
@@ -295,6 +308,7 @@ void kv_pool<Tiers, Endpoint, Directory>::serve() {
     }
     if (const auto held = tiers_->hold(next.group, next.key)) {
       sent += block_bytes(next.group);
+      if constexpr (reads_directly) offer(next.group, next.key, *held);
       if (!send_block(next, *held)) post_missing(next);
       continue;
     }
@@ -313,10 +327,10 @@ void kv_pool<Tiers, Endpoint, Directory>::serve() {
 }
 
 /// Returns whether the transport has taken all of the block.
-template <class Tiers, endpoint Endpoint, class Directory>
-  requires pool_directory<std::remove_reference_t<Directory>>
-bool kv_pool<Tiers, Endpoint, Directory>::send_block(const detail::pool_serving& what,
-                                                     const offload::held_block& block) {
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+bool kv_pool<Tiers, Endpoint, Directory, Mover>::send_block(const detail::pool_serving& what,
+                                                            const offload::held_block& block) {
   struct let_go {
     Tiers* tiers;
     offload::held_block block;

@@ -40,6 +40,8 @@ struct pool_part {
   std::uint64_t ask_again = 0;   ///< when the holder is asked again
   std::uint8_t asked_times = 0;  ///< how often this holder was asked
   std::uint8_t tried = 0;        ///< bit i: holder i of the span was asked
+  std::uint8_t read_from = 0;    ///< bit i: the memory of holder i was read
+  bool is_reading = false;       ///< the mover reads the holder's memory
   bool is_receiving = false;     ///< the transport has the slot's memory
   bool is_broken = false;        ///< its node sends nothing after the frame in flight
   bool is_fetched = false;       ///< it came from another node
@@ -90,6 +92,12 @@ struct pool_serving {
   std::uint32_t place = 0;  ///< the block's chunk within the span
   bool is_missing =
       false;  ///< this node does not have the block, and says so when the other node reads again
+};
+
+/// A block that this node will offer to readers when it is in the first tier.
+struct pool_offer {
+  block_key key{};
+  std::uint32_t group = 0;
 };
 
 /// The properties that two nodes must have in common, so that a block of one is right in the other.

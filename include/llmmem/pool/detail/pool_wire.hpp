@@ -29,6 +29,7 @@ enum class pool_frame : std::uint16_t {
   gone,       ///< the sender no longer holds this block of a span
   get_again,  ///< as `get`, for blocks that were requested before
   copy,       ///< the sender holds these blocks of a hot span: hold them, too
+  reach,      ///< how the sender's memory can be read: its mover's introduction
 };
 
 /// Writes numbers and keys into a message, one after another.
@@ -43,6 +44,14 @@ class pool_writer {
     }
     std::memcpy(bytes_.data() + size_, &value, sizeof(T));
     size_ += sizeof(T);
+  }
+  void put_bytes(std::span<const std::byte> bytes) noexcept {
+    if (bytes.size() > left()) {
+      is_whole_ = false;
+      return;
+    }
+    for (const std::byte each : bytes)
+      bytes_[size_++] = each;
   }
   [[nodiscard]] std::size_t left() const noexcept { return bytes_.size() - size_; }
   /// Returns whether the message had space for everything.
@@ -81,6 +90,8 @@ class pool_reader {
     bytes_ = bytes_.subspan(sizeof(T));
     return value;
   }
+  /// Returns the bytes that were not read.
+  [[nodiscard]] std::span<const std::byte> rest() const noexcept { return bytes_; }
   [[nodiscard]] bool is_right() const noexcept { return is_right_; }
   /// Returns whether the message has been read exactly to its end.
   [[nodiscard]] bool is_over() const noexcept { return is_right_ && bytes_.empty(); }
