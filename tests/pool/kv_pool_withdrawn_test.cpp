@@ -25,8 +25,8 @@ using node_type = pool_node<paged_allocator<pooled_traits>, socket_endpoint>;
 constexpr std::uint32_t block_tokens = 65536;
 const std::array large_group{full_attention({"kv", 1, 16, block_tokens})};
 
-std::vector<token_id> prompt_of(token_id first) {
-  std::vector<token_id> out(block_tokens + 1);
+std::vector<token_id> prompt_of(token_id first, std::size_t blocks = 1) {
+  std::vector<token_id> out(blocks * block_tokens + 1);
   std::iota(out.begin(), out.end(), first);
   return out;
 }
@@ -114,5 +114,56 @@ TEST_CASE(
   CHECK(arrived == 1);
   const served_request came = asker.serve(prompt, [](auto&) {});
   CHECK(came.loaded == block_tokens);
+  CHECK(asker.wrong() == "");
+}
+
+TEST_CASE("a node that computes between two looks gets every block, though sends to it time out") {
+  const temporary_folder folder;
+  socket_options first = options_of(folder.path(), 0);
+  socket_options second = options_of(folder.path(), 1);
+  SUBCASE("blocks of one frame") {}
+  SUBCASE("blocks of many frames") {
+    first.frame_bytes = second.frame_bytes = 65536;
+  }
+  socket_endpoint one(first);
+  socket_endpoint other(second);
+  constexpr std::size_t blocks = 6;
+  const node_form form{.groups = large_group,
+                       .blocks = blocks + 1,
+                       .slots = 2 * blocks,
+                       .lower_slots = 2 * blocks,
+                       .tokens = (blocks + 1) * block_tokens};
+  node_type holder(one, form, {.send_ns = 1'000'000});
+  node_type asker(other, form, {});
+  for (int i = 0; i < 2000 && (holder.pool().peers() == 0 || asker.pool().peers() == 0); ++i) {
+    holder.step();
+    asker.step();
+  }
+  REQUIRE(asker.pool().peers() == 1);
+  const auto prompt = prompt_of(1, blocks);
+  holder.serve(prompt, [](auto&) {});
+  const kv_chain chain(asker.cache(), prompt);
+  auto request = asker.pool().ask(chain, 0, ~std::uint64_t{0}).value();
+  for (int i = 0; i < 2000 && request.where().elsewhere != blocks; ++i) {
+    asker.step();
+    holder.step();
+    if (request.where().next != offload::answer::miss) continue;
+    request.end();
+    request = asker.pool().ask(chain, 0, ~std::uint64_t{0}).value();
+  }
+  REQUIRE(request.where().elsewhere == blocks);
+  request.fetch();
+  for (int i = 0; i < 10'000 && !request.has_arrived(); ++i) {
+    holder.step();  // while the asker computes
+    holder.step();
+    asker.pool().progress();
+  }
+  const pool::fetch_result came = request.end();
+  CHECK(came.blocks == blocks);
+  CHECK(came.failed_blocks == 0);
+  CHECK(came.late_blocks == 0);
+  CHECK(holder.pool().stats().served_blocks == blocks);
+  const served_request loaded = asker.serve(prompt, [](auto&) {});
+  CHECK(loaded.loaded == blocks * block_tokens);
   CHECK(asker.wrong() == "");
 }

@@ -306,7 +306,9 @@ class kv_pool {
 
   // Serving
   void serve();
-  [[nodiscard]] bool send_block(const detail::pool_serving& what, const offload::held_block& block);
+  enum class sending : std::uint8_t { done, stalled, failed };
+  [[nodiscard]] sending send_block(detail::pool_serving& what, const offload::held_block& block);
+  void unpin(detail::pool_serving& what) noexcept;
 
   // Reading other nodes' memory
   void open_memory();
@@ -373,6 +375,7 @@ class kv_pool {
   detail::fixed_array<detail::pool_serving> serving_;  // a ring
   std::size_t serving_first_ = 0;
   std::size_t serving_count_ = 0;
+  std::uint64_t serve_turn_ = 0;
   std::vector<detail::pool_peer> peers_;            // by seat
   std::vector<record> requests_;                    // of the engine, and behind them those for copies
   std::vector<std::optional<kv_chain>> copies_;     // the chains of those

@@ -172,6 +172,8 @@ kv_pool<Tiers, Endpoint, Directory, Mover>::~kv_pool() {
   for (std::size_t place = 0; place < copies_.size(); ++place) {
     if (copies_[place]) end_copy(place);
   }
+  for (std::size_t i = 0; i < serving_count_; ++i)
+    unpin(serving_[(serving_first_ + i) % serving_.size()]);
   if constexpr (reads_directly) close_memory();
 }
 

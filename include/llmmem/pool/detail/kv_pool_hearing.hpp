@@ -53,6 +53,9 @@ frame_buffer kv_pool<Tiers, Endpoint, Directory, Mover>::buffer_for(seat_id from
     return {};
   }
   const std::uint64_t whole = block_bytes(each->group);
+  if (frame.offset != 0 && frame.bytes != 0 && frame.bytes <= each->received &&
+      frame.offset <= each->received - frame.bytes)
+    return {};  // it came already: the sender could not tell
   // A node that was asked again begins again: the frames of its first answer did not all come.
   if (frame.offset == 0) each->received = 0;
   if (frame.message != whole || frame.offset != each->received || frame.bytes == 0 ||
@@ -292,31 +295,61 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::forget_peer(seat_id seat, bool 
 
 // Blocks that go
 
+/// A block that cannot go on now keeps its place among those to the same node: all are passed once, in order.
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
   requires detail::pool_parts<Directory, Mover>
 void kv_pool<Tiers, Endpoint, Directory, Mover>::serve() {
   std::uint64_t sent = 0;
+  ++serve_turn_;
   for (std::size_t left = serving_count_; left != 0 && (sent == 0 || sent < options_.serve_bytes); --left) {
-    const detail::pool_serving next = serving_[serving_first_];
+    detail::pool_serving next = serving_[serving_first_];
     serving_first_ = (serving_first_ + 1) % serving_.size();
     --serving_count_;
-    if (next.to == no_seat || !is_present(next.to, next.nonce)) continue;
-    const std::uint64_t now = end_->now_ns();
-    if (next.is_missing || peers_[to_index(next.to)].slow_until > now) {
+    if (next.to == no_seat || !is_present(next.to, next.nonce)) {
+      unpin(next);
+      continue;
+    }
+    if (next.is_missing) {
       post_missing(next);
       continue;
     }
-    if (const auto held = tiers_->hold(next.group, next.key)) {
-      sent += block_bytes(next.group);
-      if constexpr (reads_directly) offer(next.group, next.key, *held);
-      if (!send_block(next, *held)) post_missing(next);
+    const detail::pool_peer& to = peers_[to_index(next.to)];
+    const std::uint64_t now = end_->now_ns();
+    const auto held = tiers_->hold(next.group, next.key);
+    if (next.offset != 0 && held != next.block) {  // withdrawn behind its first bytes
+      if (held) tiers_->release(*held);
+      unpin(next);
+      post_missing(next);
+      continue;
+    }
+    const std::uint64_t since = to.taken_at > next.since ? to.taken_at : next.since;
+    const bool may_wait = now - since < options_.patience_ns && serving_count_ < serving_.size();
+    if (held) {
+      const std::uint64_t from = next.offset;
+      if constexpr (reads_directly) {
+        if (from == 0) offer(next.group, next.key, *held);
+      }
+      const sending came = to.stalled_in == serve_turn_ ? sending::stalled : send_block(next, *held);
+      sent += next.offset - from;
+      if (came == sending::stalled && may_wait) {
+        if (from == 0 && next.offset != 0) {
+          next.block = *held;  // pinned until its last byte has gone
+        } else {
+          tiers_->release(*held);
+        }
+        serving_[(serving_first_ + serving_count_++) % serving_.size()] = next;
+        continue;
+      }
+      tiers_->release(*held);
+      if (from != 0) unpin(next);
+      if (came != sending::done) post_missing(next);
       continue;
     }
     const offload::answer has = tiers_->lookup_block(next.group, next.key).first;
     const bool comes = has == offload::answer::pending ||
                        (has == offload::answer::hit && tiers_->prefetch_block(next.group, next.key));
     const bool may_come = comes || has == offload::answer::hit || has == offload::answer::unknown;
-    if (may_come && now - next.since < options_.patience_ns && serving_count_ < serving_.size()) {
+    if (may_come && may_wait) {
       serving_[(serving_first_ + serving_count_++) % serving_.size()] = next;
       continue;
     }
@@ -326,20 +359,18 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::serve() {
   }
 }
 
-/// Returns whether the transport has taken all of the block.
+/// Sends what is left of a block. Waits for a receiver only if that took its last frame in time.
+/// @param what  its `offset` becomes the bytes that the transport has, or will send from its own copy.
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
   requires detail::pool_parts<Directory, Mover>
-bool kv_pool<Tiers, Endpoint, Directory, Mover>::send_block(const detail::pool_serving& what,
-                                                            const offload::held_block& block) {
-  struct let_go {
-    Tiers* tiers;
-    offload::held_block block;
-    ~let_go() { tiers->release(block); }
-  } const after{tiers_, block};
+auto kv_pool<Tiers, Endpoint, Directory, Mover>::send_block(detail::pool_serving& what,
+                                                            const offload::held_block& block) -> sending {
   const std::span<const std::byte> bytes = tiers_->bytes_of(block);
   const std::size_t most = end_->frame_bytes();
+  detail::pool_peer& to = peers_[to_index(what.to)];
   hearing handler{this};
-  for (std::size_t offset = 0; offset < bytes.size();) {
+  while (what.offset < bytes.size()) {
+    const auto offset = static_cast<std::size_t>(what.offset);
     const std::size_t left = bytes.size() - offset;
     const std::span<const std::byte> piece = bytes.subspan(offset, left < most ? left : most);
     const frame_header header{.epoch = what.id,
@@ -350,17 +381,33 @@ bool kv_pool<Tiers, Endpoint, Directory, Mover>::send_block(const detail::pool_s
                               .crc = crc32c(0, piece),
                               .kind = static_cast<std::uint16_t>(detail::pool_frame::data),
                               .is_checked = 1};
-    const deadline by{end_->now_ns() + options_.send_ns};
-    if (const auto sent = end_->send(what.to, header, piece, by, handler); !sent) {
-      if (sent.error().code == errc::peer_timed_out)
-        peers_[to_index(what.to)].slow_until = end_->now_ns() + options_.slow_ns;
-      return false;
+    const std::uint64_t now = end_->now_ns();
+    const deadline by{to.slow_until > now ? now : now + options_.send_ns};
+    const auto sent = end_->send(what.to, header, piece, by, handler);
+    if (!sent && sent.error().code != errc::peer_timed_out) return sending::failed;
+    if (sent) {
+      to.taken_at = end_->now_ns();
+    } else {
+      to.slow_until = end_->now_ns() + options_.slow_ns;
+      to.stalled_in = serve_turn_;
+      // The transport completes a frame that it has begun. One of which only the header went looks like one
+      // that did not begin, and goes again: the receiver drops what it has.
+      if (sent.error().found == 0) return sending::stalled;
     }
-    offset += piece.size();
+    what.offset += piece.size();
+    if (!sent && what.offset < bytes.size()) return sending::stalled;
   }
   ++counted_.served_blocks;
   counted_.served_bytes += bytes.size();
-  return true;
+  return sending::done;
+}
+
+/// Ends the pin of a block of which a part has gone.
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::unpin(detail::pool_serving& what) noexcept {
+  if (what.block.slot != no_slot) tiers_->release(what.block);
+  what.block = {};
 }
 
 }  // namespace v0

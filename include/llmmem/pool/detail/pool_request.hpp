@@ -89,7 +89,9 @@ struct pool_serving {
   block_key key{};
   std::uint32_t part = 0;
   std::uint32_t group = 0;
-  std::uint32_t place = 0;  ///< the block's chunk within the span
+  std::uint32_t place = 0;      ///< the block's chunk within the span
+  std::uint64_t offset = 0;     ///< bytes that the transport has taken
+  offload::held_block block{};  ///< pinned, while some bytes have gone and others have not
   bool is_missing =
       false;  ///< this node does not have the block, and says so when the other node reads again
 };
@@ -129,7 +131,9 @@ struct pool_peer {
   pool_likeness likeness{};
   std::uint64_t nonce = 0;
   std::uint32_t domain = 0;
-  std::uint64_t slow_until = 0;
+  std::uint64_t slow_until = 0;   ///< until then no send waits for it
+  std::uint64_t taken_at = 0;     ///< when it last took a frame
+  std::uint64_t stalled_in = 0;   ///< the turn of `serve` in which it took nothing
   std::uint32_t outstanding = 0;  ///< blocks that this node awaits from it
 };
 
