@@ -329,6 +329,11 @@ constexpr std::array refusals{
     refusal{errc::base_differs, raises::argument_error,
             "kv: the bytes are differences to another base, with checksum 30 and not 12; give the version "
             "that they were encoded with"},
+    refusal{errc::sparse_index_beyond, raises::comm_error,
+            "kv: rank 7 has index 12 in its list, but the sum has 30 elements; give all ranks the same "
+            "sizes"},
+    refusal{errc::sparse_indices_unordered, raises::comm_error,
+            "kv: rank 7 has index 12 after 30 in its list; list each element once, in ascending order"},
 };
 
 }  // namespace
