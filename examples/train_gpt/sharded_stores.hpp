@@ -477,7 +477,7 @@ class sharded_layers {
                                  count, top_k_, {lists.range().data, bytes}, merging_);
     const auto ranks = static_cast<T>(to_number(ranks_->world()));
     for (T& each : gradients)
-      each /= ranks;
+      each = each / ranks;
     return done;
   }
   [[nodiscard]] auto to_means() {

@@ -439,6 +439,15 @@ TEST_CASE(
       CHECK(json["losses"] == memory["losses"]);
     }
   }
+  // With all gradients and a momentum that is kept, it is SGD with momentum, up to the order of additions.
+  const nlohmann::json dense = with({}, {"--ranks", "3"}, 3);
+  const nlohmann::json all = with({"--wire", "topk:1:kept"}, {"--ranks", "3"}, 3);
+  for (std::size_t i = 0; i < 4; ++i) {
+    const auto loss = [&](const nlohmann::json& of) {
+      return std::strtod(of["losses"][i].get<std::string>().c_str(), nullptr);
+    };
+    CHECK(std::abs(loss(all) - loss(dense)) < 1e-5);
+  }
   // The momentum of each rank is its own: as many ranks continue, and with the same share.
   const temporary_folder folder;
   const arguments saved{"--checkpoint-dir", folder.file("saved"), "--resume"};
@@ -448,10 +457,10 @@ TEST_CASE(
                                                        {"--wire", "topk:0.01", "--ranks", "2"},
                                                        {"--wire", "topk:0.01:bf16:kept", "--ranks", "2"},
                                                        {"--ranks", "2"}}) {
-    arguments all{"--optimizer", "sgd"};
-    all.insert(all.end(), other.begin(), other.end());
-    all.insert(all.end(), saved.begin(), saved.end());
-    const outcome refused = run(all, 2);
+    arguments resumed{"--optimizer", "sgd"};
+    resumed.insert(resumed.end(), other.begin(), other.end());
+    resumed.insert(resumed.end(), saved.begin(), saved.end());
+    const outcome refused = run(resumed, 2);
     CAPTURE(refused.notes);
     CHECK(refused.status == exit_status::wrong_usage);
     CHECK(refused.notes.find("optimizer sgd wire topk:0.01:bf16 ranks 2;") != refused.notes.npos);
