@@ -284,6 +284,7 @@
 #include <llmmem/sharding/hierarchical_zero.hpp>
 #include <llmmem/sharding/ids.hpp>
 #include <llmmem/sharding/live_reshard.hpp>
+#include <llmmem/sharding/operator_tiles.hpp>
 #include <llmmem/sharding/partition_bytes.hpp>
 #include <llmmem/sharding/piece_store.hpp>
 #include <llmmem/sharding/process_grid.hpp>

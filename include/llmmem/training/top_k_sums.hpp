@@ -21,7 +21,7 @@ inline namespace v0 {
 
 /// The momentum of elements that were sent.
 enum class sent_momentum : std::uint8_t {
-  cleared,  ///< "momentum factor masking": an element that was sent begins anew
+  cleared,  ///< "momentum factor masking": an element that was sent begins at zero again
   kept,     ///< continues; with all elements sent in each step, this is SGD with momentum
 };
 
