@@ -243,8 +243,9 @@ TEST_SUITE("pieces in tiers") {
         in_sim_world(world, 1, [&](auto& ranks, host_space& space, std::uint32_t) {
           const zero_partition split(tensors, rank_count{world}, zero_stage::weights, state_kind::weights);
           {
-            sharded_state weights(split, tensors, ranks, space, sharded_options{.segment_bytes = 64});
-            sharded_state gradients(split, tensors, ranks, space, sharded_options{.segment_bytes = 64});
+            using resident = sharded_state<zero_partition, sim_ranks, host_space>;
+            resident weights(split, tensors, ranks, space, {.segment_bytes = 64});
+            resident gradients(split, tensors, ranks, space, {.segment_bytes = 64});
             check_tiles(weights, gradients, tiles, space);
           }
           two_tiers tiers(4096);
