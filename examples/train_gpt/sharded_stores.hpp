@@ -335,6 +335,7 @@ class sharded_layers {
   }
   /// Prepares what runs on the communicating thread, and the secondary shards.
   void plan_messages(Space& space, const gpt_shape& shape, const sharding& how) {
+    llmmem::check_top_k(how.top_k);
     top_k_density_ = how.top_k_density;
     top_k_ = how.top_k;
     const bool gathers_ahead = stage_ == llmmem::zero_stage::weights && how.gather_ahead != 0;

@@ -60,6 +60,8 @@ inline void check_top_k(const top_k_options& by) {
 // `top_k_all_reduce` does all of it.
 
 /// Adds a step's gradients: momentum = `by.momentum` x momentum + gradient, and unsent += momentum.
+/// A compiler that fuses the two (`-ffp-contract`) rounds once, so the bits are those of one build; the ranks
+/// of a run may differ in it, as each sends its own.
 /// @pre the three have equal lengths
 inline void accumulate_top_k(std::span<const float> gradients, const top_k_piece& piece,
                              const top_k_options& by) noexcept {
