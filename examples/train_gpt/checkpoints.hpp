@@ -91,9 +91,17 @@ struct run_checkpointer_traits : llmmem::checkpointer_traits {
                                   outer.local_steps, outer.by.nesterov ? "nesterov" : "sgd", outer.by.rate,
                                   outer.by.momentum)
                     : "";
-  return fmt::format("layers {} width {} heads {} context {} batch {} seed {} text {:08x}{}{}{}{}",
+  // Each rank has its own momentum.
+  const llmmem::top_k_plan& top_k = asked.parallel.top_k;
+  const std::string largest =
+      top_k.density != 0 ? fmt::format(" wire topk:{}{}{} ranks {}", top_k.density,
+                                       top_k.form == llmmem::sparse_values::bf16 ? ":bf16" : "",
+                                       asked.parallel.sent == llmmem::sent_momentum::kept ? ":kept" : "",
+                                       asked.parallel.ranks)
+                         : "";
+  return fmt::format("layers {} width {} heads {} context {} batch {} seed {} text {:08x}{}{}{}{}{}",
                      shape.blocks, shape.width, shape.heads, shape.context, shape.batch, asked.seed,
-                     text.checksum(), optimizer_name(shape.optimizer), clip, bits, apart);
+                     text.checksum(), optimizer_name(shape.optimizer), clip, bits, apart, largest);
 }
 
 /// Saves a run during training, and resumes a saved one. Each of several ranks saves its share of every
@@ -114,7 +122,8 @@ class run_checkpoints {
         notes_(ranks.rank() == 0 ? notes : nullptr),
         store_(&store),
         guard_(guard),
-        saved_(asked.shape, store, asked.parallel.worker_of(ranks.rank()), asked.parallel.outer.joins()),
+        saved_(asked.shape, store, asked.parallel.worker_of(ranks.rank()), asked.parallel.outer.joins(),
+               static_cast<std::uint32_t>(ranks.rank())),
         folders_(asked.checkpoints, ranks, notes_),
         checkpointer_(
             folders_, saved_.tensors,

@@ -99,8 +99,10 @@ class training_options {
            "--wire", wire_,
            "the form in which ranks send gradients, and zero3 weights (default: plain): bfloat16 (bf16), "
            "groups of 8-bit floats (fp8) or of integers (int8, int4), or as ZeRO++ (zeropp): weights as "
-           "int8 and gradients as int4, which needs --node-ranks")
-        ->type_name("plain|bf16|fp8|int8|int4|zeropp");
+           "int8 and gradients as int4, which needs --node-ranks; or topk: each rank sends this share of "
+           "each layer's gradients, the largest, as floats or bfloat16, and keeps the others with their "
+           "momentum (with :kept, also the momentum of those that it sends); needs --optimizer sgd")
+        ->type_name("plain|bf16|fp8|int8|int4|zeropp|topk:SHARE[:bf16][:kept]");
     number("--node-ranks",
            "ranks of a node: gathers and sums in two hops, of which one is in the node; 0: one hop", 0);
     app.add_flag("--secondary-shards", asked_.parallel.keeps_secondary,
@@ -294,11 +296,12 @@ class training_options {
         {"", wire_format::plain},     {"plain", wire_format::plain}, {"bf16", wire_format::bf16},
         {"fp8", wire_format::fp8},    {"int8", wire_format::int8},   {"int4", wire_format::int4},
         {"zeropp", wire_format::int4}};
-    const auto found = known.find(wire_);
+    const bool is_top_k = wire_.rfind("topk:", 0) == 0;
+    const auto found = known.find(is_top_k ? "" : wire_);
     if (found == known.end()) {
-      throw example::usage_error(
-          fmt::format("--wire: '{}' is unknown; there are plain, bf16, fp8, int8, int4 and zeropp",
-                      example::printable(wire_, 64)));
+      throw example::usage_error(fmt::format(
+          "--wire: '{}' is unknown; there are plain, bf16, fp8, int8, int4, zeropp and topk:SHARE",
+          example::printable(wire_, 64)));
     }
     llmmem::sharded_wires& wires = all.parallel.wires;
     wires.node_ranks = static_cast<std::uint32_t>(count("--node-ranks", 0, 0, 64));
@@ -309,6 +312,7 @@ class training_options {
     const std::size_t ranks = all.parallel.ranks;
     if (ranks == 0 && (!wire_.empty() || wires.node_ranks != 0 || wires.keeps_errors))
       throw example::usage_error("--wire, --node-ranks and --error-feedback are of ranks; add --ranks N");
+    if (is_top_k) read_top_k(all);
     if (wire_ == "zeropp" && wires.node_ranks == 0)
       throw example::usage_error("--wire zeropp sums in two hops; add --node-ranks N, the ranks of a node");
     const std::uint32_t of_worker = all.parallel.ranks_of_worker();
@@ -332,6 +336,44 @@ class training_options {
       throw example::usage_error(
           "--error-feedback with --checkpoint-dir: what sums have lost is not in a checkpoint, so a resumed "
           "run would have other weights; leave one of the two out");
+    }
+  }
+
+  void read_top_k(command_line& all) const {
+    std::string share = wire_.substr(5);
+    llmmem::top_k_plan& top_k = all.parallel.top_k;
+    const auto ends_with = [&](const std::string& end) {
+      if (!share.ends_with(end)) return false;
+      share.resize(share.size() - end.size());
+      return true;
+    };
+    if (ends_with(":kept")) all.parallel.sent = llmmem::sent_momentum::kept;
+    if (ends_with(":bf16")) top_k.form = llmmem::sparse_values::bf16;
+    top_k.density = example::usage_number("--wire topk:", share, 1e-9, 1.0,
+                                          "from 0.000000001 to 1, then :bf16, :kept, both or neither");
+    if (all.shape.optimizer != llmmem::optimizer_form::sgd) {
+      throw example::usage_error(
+          "--wire topk adds momentum before it sends, and another optimizer would take its own moments of "
+          "sums that are mostly zeros; add --optimizer sgd");
+    }
+    all.shape.corrects_momentum = true;
+    if (all.parallel.stage != llmmem::zero_stage::none) {
+      throw example::usage_error(
+          "--wire topk has each rank keep momentum and unsent gradients of all weights, which leaves nothing "
+          "to shard but the weights; leave --parallel out");
+    }
+    if (all.parallel.wires.node_ranks != 0) {
+      throw example::usage_error("--wire topk sums in one hop; leave --node-ranks out");
+    }
+    if (all.parallel.wires.keeps_errors) {
+      throw example::usage_error(
+          "--error-feedback is of other wires: with --wire topk, what is not sent waits in any case; leave "
+          "it "
+          "out");
+    }
+    if (all.parallel.sums_in_flight != 0) {
+      throw example::usage_error(
+          "--sums-in-flight sums all gradients, and --wire topk a share; leave one of the two out");
     }
   }
 
@@ -386,6 +428,12 @@ class training_options {
           "one of the two out");
     }
     if (!all.guard.guards()) return;
+    if (all.parallel.top_k.density != 0) {
+      throw example::usage_error(
+          "--clip-norm and --loss-scale decide by the gradients of one step, and --wire topk sends those of "
+          "many "
+          "in one; leave one of the two out");
+    }
     if (update_ == "in_backward") {
       throw example::usage_error(
           "--clip-norm and --loss-scale decide by all gradients of a step, which --update in_backward does "

@@ -56,7 +56,8 @@ struct planned_run {
               .save_every = asked.checkpoints.every,
               .wires = asked.parallel.wires,
               .keeps_secondary = asked.parallel.keeps_secondary,
-              .outer = {.local_steps = outer.local_steps, .workers = outer.workers, .wire = outer.wire}};
+              .outer = {.local_steps = outer.local_steps, .workers = outer.workers, .wire = outer.wire},
+              .top_k = asked.parallel.top_k};
   if (asked.memory == memory_kind::tiered) {
     run.plan.tiers.push_back(asked.tiers.budget_mib * mib);
     if (asked.tiers.host_mib != 0) run.plan.tiers.push_back(asked.tiers.host_mib * mib);

@@ -127,7 +127,9 @@ template <llmmem::transport Ranks>
                      .gather_ahead = asked.parallel.gather_ahead,
                      .wires = asked.parallel.wires,
                      .keeps_secondary = asked.parallel.keeps_secondary,
-                     .sums_in_flight = asked.parallel.sums_in_flight};
+                     .sums_in_flight = asked.parallel.sums_in_flight,
+                     .top_k_density = asked.parallel.top_k.density,
+                     .top_k = {.sent = asked.parallel.sent, .form = asked.parallel.top_k.form}};
   using worker_ranks = llmmem::rank_group<Ranks>;
   worker_ranks worker = worker_of(ranks, asked.parallel);
   worker_team team(run.threads);

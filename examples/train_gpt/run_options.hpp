@@ -5,6 +5,8 @@
 #include <llmmem/checkpoint/termination.hpp>
 #include <llmmem/model/training_state.hpp>
 #include <llmmem/sharding/sharded_wires.hpp>
+#include <llmmem/training/top_k_sums.hpp>
+#include <llmmem/training/training_types.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -71,8 +73,10 @@ struct parallel_options {
   std::uint32_t gather_ahead = 0;    ///< layers whose weights are gathered before they are used
   std::uint32_t sums_in_flight = 0;  ///< layers whose gradients are summed during the next layers' backward
   llmmem::sharded_wires wires{};     ///< the form of their messages
-  bool keeps_secondary = false;      ///< the weights of the forward pass also stay in shards of each node
-  outer_options outer{};             ///< workers, which share out the ranks
+  llmmem::top_k_plan top_k{};        ///< with a density: the largest gradients alone are sent
+  llmmem::sent_momentum sent = llmmem::sent_momentum::cleared;  ///< with `top_k`
+  bool keeps_secondary = false;  ///< the weights of the forward pass also stay in shards of each node
+  outer_options outer{};         ///< workers, which share out the ranks
 
   [[nodiscard]] std::uint32_t ranks_of_worker() const noexcept {
     return static_cast<std::uint32_t>(std::max<std::size_t>(ranks, 1)) / outer.workers;

@@ -23,9 +23,10 @@ namespace train_gpt {
 
 /// Weights with the names of GPT-2's checkpoints, in `model.safetensors`; the optimizer's moments or factors
 /// in `optimizer.safetensors`. Of workers that train apart, all but the first have their number before their
-/// names; base weights and their momentum are in `outer.safetensors`, once. For a sharded store, the parts
-/// that this process saves, and those that it holds; a checkpoint does not depend on which process saved
-/// which part.
+/// names; base weights and their momentum are in `outer.safetensors`, once. Where each rank corrects the
+/// momentum, all have theirs and what they have not sent, with their number before its name. For a sharded
+/// store, the parts that this process saves, and those that it holds; a checkpoint does not depend on which
+/// process saved which part.
 struct saved_tensors {
   struct place {
     layer_id layer{};
@@ -39,9 +40,10 @@ struct saved_tensors {
 
   /// @param worker  of several, that this process is of.
   /// @param joins   with outer steps, whose state the store then has.
+  /// @param rank    of all workers' ranks, by which each has its own momentum if `shape.corrects_momentum`.
   saved_tensors(const gpt_shape& shape, const any_state<float>& store, std::uint32_t worker = 0,
-                bool joins = false)
-      : worker_(worker) {
+                bool joins = false, std::uint32_t rank = 0)
+      : worker_(worker), rank_(rank), corrects_momentum_(shape.corrects_momentum) {
     std::vector<state_kind> kinds = optimizer_kinds(shape);
     kinds.insert(kinds.begin(), state_kind::weights);
     if (joins) kinds.insert(kinds.end(), {state_kind::base, state_kind::base_momentum});
@@ -83,6 +85,11 @@ struct saved_tensors {
     return kind == state_kind::weights ? "model" : is_outer(kind) ? "outer" : "optimizer";
   }
   [[nodiscard]] std::string name_of(const tensor_place& tensor, state_kind kind) const {
+    const bool is_own = kind == state_kind::mean || kind == state_kind::variance;
+    if (corrects_momentum_ && is_own) {
+      return "rank" + std::to_string(rank_) + (kind == state_kind::mean ? ".momentum." : ".unsent.") +
+             tensor.name;
+    }
     const std::string whose = worker_ == 0 || is_outer(kind) ? "" : "worker" + std::to_string(worker_) + ".";
     return whose +
            (kind == state_kind::weights         ? ""
@@ -117,6 +124,8 @@ struct saved_tensors {
   }
 
   std::uint32_t worker_;
+  std::uint32_t rank_;
+  bool corrects_momentum_;
   std::uint64_t bytes_ = 0;
 };
 

@@ -37,6 +37,9 @@ struct gpt_shape {
   std::size_t batch = 4;     ///< sequences of a step
   /// `adamw`, `sgd`, `adafactor` or `muon`.
   llmmem::optimizer_form optimizer = llmmem::optimizer_form::adamw;
+  /// With `sgd`: each rank adds momentum before it sends (`llmmem::top_k_all_reduce`). Its mean is then the
+  /// momentum, its variance what it has not sent, and an update is a step of plain SGD.
+  bool corrects_momentum = false;
 
   [[nodiscard]] constexpr std::size_t tokens() const noexcept { return batch * context; }
   [[nodiscard]] constexpr std::size_t head_width() const noexcept { return width / heads; }

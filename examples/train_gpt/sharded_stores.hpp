@@ -16,10 +16,12 @@
 #include <llmmem/sharding/hierarchical_zero.hpp>
 #include <llmmem/sharding/piece_store.hpp>
 #include <llmmem/sharding/zero.hpp>
+#include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/tiering/access.hpp>
 #include <llmmem/training/loss_scale.hpp>
 #include <llmmem/training/merge_sums.hpp>
+#include <llmmem/training/top_k_sums.hpp>
 
 #include <array>
 #include <concepts>
@@ -51,6 +53,9 @@ struct sharding {
   bool keeps_secondary = false;
   /// How many layers' gradients are summed while the backward pass computes others; 0: it waits for each.
   std::uint32_t sums_in_flight = 0;
+  /// The share of each layer's gradients that is sent; 0: all. With whole state and `corrects_momentum`.
+  double top_k_density = 0;
+  llmmem::top_k_options top_k{};
 };
 
 /// One rank's part of everything, at a stage of ZeRO; `zero_stage::none` is plain data parallelism. Each rank
@@ -73,6 +78,9 @@ struct sharding {
 /// no message is in flight, and the transport is free for other uses. Weights read in addition to those of
 /// `step_schedule` are gathered on demand.
 ///
+/// With `top_k_density`, mean and variance are the rank's own: the momentum, and what it has not sent. The
+/// gradients become the mean of what all ranks send, and a step sends their lists.
+///
 /// With a store of chunks, the rank's state is stored there between operations, for example in tiers.
 /// Gathered data and buffers of sums always come from the space.
 ///
@@ -93,6 +101,7 @@ class sharded_layers {
     requires(Pieces::is_resident)
       : ranks_(&ranks),
         stage_(how.stage),
+        space_(&space),
         facts_(layer_catalogue(shape, sizeof(T))),
         weights_(of(llmmem::state_kind::weights), facts_, ranks, space, of_weights(how.wires)),
         gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, of_gradients(how.wires)) {
@@ -105,6 +114,7 @@ class sharded_layers {
   sharded_layers(Space& space, Store& chunks, const gpt_shape& shape, Ranks& ranks, const sharding& how)
       : ranks_(&ranks),
         stage_(how.stage),
+        space_(&space),
         facts_(layer_catalogue(shape, sizeof(T))),
         weights_(of(llmmem::state_kind::weights), facts_, ranks, space, chunks, of_weights(how.wires)),
         gradients_(of(llmmem::state_kind::gradients), facts_, ranks, space, chunks, of_gradients(how.wires)),
@@ -163,6 +173,8 @@ class sharded_layers {
   /// @name This rank's part of a checkpoint
   /// @{
   [[nodiscard]] element_range saved(layer_id layer, state_kind kind) const noexcept {
+    const bool is_own = kind == state_kind::mean || kind == state_kind::variance;
+    if (top_k_density_ != 0 && is_own) return held(layer, kind);
     return range_of(kept(kind).layout().owned(llmmem::tensor_id{to_index(layer)}, ranks_->rank()));
   }
   [[nodiscard]] element_range held(layer_id layer, state_kind kind) const noexcept {
@@ -323,6 +335,9 @@ class sharded_layers {
   }
   /// Prepares what runs on the communicating thread, and the secondary shards.
   void plan_messages(Space& space, const gpt_shape& shape, const sharding& how) {
+    llmmem::check_top_k(how.top_k);
+    top_k_density_ = how.top_k_density;
+    top_k_ = how.top_k;
     const bool gathers_ahead = stage_ == llmmem::zero_stage::weights && how.gather_ahead != 0;
     if (gathers_ahead || how.sums_in_flight != 0) queue_.emplace();
     if (gathers_ahead) plan_gathers_ahead(shape, how.gather_ahead);
@@ -431,6 +446,8 @@ class sharded_layers {
       llmmem::result<void> done;
       if (kind == state_kind::gradients && sums_) {
         done = sums_->begin(std::move(whole_gradients_), llmmem::sum_f32, to_means());
+      } else if (kind == state_kind::gradients && top_k_density_ != 0) {
+        done = sum_largest(tensor);
       } else if (kind == state_kind::gradients) {
         done = talk([&] {
           return is_complete ? gradients_.all_reduce(whole_gradients_, llmmem::sum_f32)
@@ -447,6 +464,23 @@ class sharded_layers {
     }
   }
 
+  /// Sums what all ranks send of a layer's gradients, and divides.
+  [[nodiscard]] llmmem::result<void> sum_largest(llmmem::tensor_id tensor) {
+    const std::span<T> gradients = as_values(whole_gradients_.tensor(0));
+    const piece momentum = mean_->lease(tensor, llmmem::access_mode::read_write).value();
+    const piece unsent = variance_->lease(tensor, llmmem::access_mode::read_write).value();
+    const std::uint64_t count = llmmem::top_k_count(gradients.size(), top_k_density_);
+    const std::uint64_t bytes = llmmem::sparse_scratch_bytes(count, ranks_->world(), top_k_.form);
+    const llmmem::space_buffer lists(*space_, bytes, std::align_val_t{alignof(std::uint64_t)});
+    merging_.by = ranks_->after(patience_ns);
+    const auto done =
+        llmmem::top_k_all_reduce(*ranks_, gradients, {as_values(momentum.local()), as_values(unsent.local())},
+                                 count, top_k_, {lists.range().data, bytes}, merging_);
+    const auto ranks = static_cast<T>(to_number(ranks_->world()));
+    for (T& each : gradients)
+      each = each / ranks;
+    return done;
+  }
   [[nodiscard]] auto to_means() {
     return [this](std::span<const llmmem::tensor_id> summed) {
       for (const llmmem::tensor_id each : summed)
@@ -469,6 +503,7 @@ class sharded_layers {
 
   Ranks* ranks_;
   llmmem::zero_stage stage_;
+  Space* space_;
   std::vector<llmmem::tensor_facts> facts_;
   state weights_;
   state gradients_;
@@ -484,6 +519,8 @@ class sharded_layers {
   std::exception_ptr thrown_{};
   llmmem::gradient_norm* norm_ = nullptr;
   llmmem::collective_call merging_{};
+  double top_k_density_ = 0;  // 0: sums of all gradients
+  llmmem::top_k_options top_k_{};
 
   // For gathers ahead and sums in flight, which end before the states that they are of.
   std::vector<std::uint32_t> reads_{};  // the layers of a step's plan

@@ -26,8 +26,12 @@ enum class state_kind : std::uint8_t { weights, gradients, mean, variance, facto
 /// The optimizer's kinds, in order.
 [[nodiscard]] inline std::vector<state_kind> optimizer_kinds(const gpt_shape& shape) {
   if (shape.optimizer == llmmem::optimizer_form::adafactor) return {state_kind::factors};
-  if (shape.optimizer == llmmem::optimizer_form::sgd) return {state_kind::mean};
+  if (shape.optimizer == llmmem::optimizer_form::sgd && !shape.corrects_momentum) return {state_kind::mean};
   return {state_kind::mean, state_kind::variance};
+}
+/// Those of them that an update changes: none if sums have changed them before.
+[[nodiscard]] inline std::vector<state_kind> updated_kinds(const gpt_shape& shape) {
+  return shape.corrects_momentum ? std::vector<state_kind>{} : optimizer_kinds(shape);
 }
 /// The number of kinds that a run has.
 [[nodiscard]] inline std::size_t state_kinds(const gpt_shape& shape) {
@@ -262,7 +266,7 @@ enum class update_time : std::uint8_t {
   const auto update = [&](layer_id layer) {
     std::vector<step_event> kept{{acquire, layer, state_kind::gradients, lease_mode::read},
                                  {acquire, layer, state_kind::weights, lease_mode::read_write}};
-    for (const state_kind kind : optimizer_kinds(shape))
+    for (const state_kind kind : updated_kinds(shape))
       kept.push_back({acquire, layer, kind, lease_mode::read_write});
     all.insert(all.end(), kept.begin(), kept.end());
     for (auto lease = kept.rbegin(); lease != kept.rend(); ++lease)

@@ -201,6 +201,7 @@ class trainer {
         return update_factored(layer, step, decision);
       if (shape().optimizer == llmmem::optimizer_form::muon) return update_by_muon(layer, step, decision);
     }
+    if (shape().corrects_momentum) return update_corrected(layer);
     const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
     const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
     const lease<lease_mode::read_write> mean(*state_, layer, state_kind::mean);
@@ -240,6 +241,19 @@ class trainer {
             .epsilon = adam_.epsilon,
             .step = step + 1,
             .gradient_scale = decision.gradient_scale};
+  }
+
+  /// By gradients that have the momentum already. No step is skipped (`training_options`).
+  void update_corrected(layer_id layer) {
+    const lease<lease_mode::read> gradients(*state_, layer, state_kind::gradients);
+    const lease<lease_mode::read_write> weights(*state_, layer, state_kind::weights);
+    const value_type* const g = gradients.values().data();
+    value_type* const w = weights.values().data();
+    const auto rate = static_cast<value_type>(adam_.rate);
+    team_->slices(weights.values().size(), 16, [&](std::size_t first, std::size_t end, std::size_t) {
+      for (std::size_t k = first; k < end; ++k)
+        w[k] -= rate * g[k];
+    });
   }
 
   void update_by_muon(layer_id layer, std::uint64_t step, const llmmem::step_decision& decision) {

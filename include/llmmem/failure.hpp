@@ -80,7 +80,7 @@ inline constexpr error_code ok{};
 }  // namespace errc
 
 /// The highest number of the library's own codes: readers check stored numbers against it.
-inline constexpr std::uint8_t last_error_number = 113;
+inline constexpr std::uint8_t last_error_number = 115;
 
 namespace detail {
 

@@ -93,6 +93,7 @@
 #include <llmmem/comm/reduction_buckets.hpp>
 #include <llmmem/comm/socket_endpoint.hpp>
 #include <llmmem/comm/socket_options.hpp>
+#include <llmmem/comm/sparse_sums.hpp>
 #include <llmmem/comm/thread_network.hpp>
 #include <llmmem/comm/transport.hpp>
 #include <llmmem/comm/wire_form.hpp>
@@ -288,6 +289,7 @@
 #include <llmmem/sharding/hierarchical_zero.hpp>
 #include <llmmem/sharding/ids.hpp>
 #include <llmmem/sharding/live_reshard.hpp>
+#include <llmmem/sharding/operator_tiles.hpp>
 #include <llmmem/sharding/partition_bytes.hpp>
 #include <llmmem/sharding/piece_store.hpp>
 #include <llmmem/sharding/process_grid.hpp>
@@ -351,6 +353,8 @@
 #include <llmmem/training/outer_rounds.hpp>
 #include <llmmem/training/recompute_plan.hpp>
 #include <llmmem/training/step_pieces.hpp>
+#include <llmmem/training/top_k_sums.hpp>
+#include <llmmem/training/top_magnitudes.hpp>
 #include <llmmem/training/training_plan.hpp>
 #include <llmmem/training/training_types.hpp>
 #include <llmmem/training/way_back.hpp>

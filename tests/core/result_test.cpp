@@ -341,6 +341,11 @@ constexpr std::array refusals{
     refusal{errc::mover_lane_differs, raises::comm_error,
             "kv: this is not the lane to seat 7 that the mover claims, so its blocks come by message; set "
             "ucx_options::lane to what UCX can use between the two"},
+    refusal{errc::sparse_index_beyond, raises::comm_error,
+            "kv: rank 7 has index 12 in its list, but the sum has 30 elements; give all ranks the same "
+            "sizes"},
+    refusal{errc::sparse_indices_unordered, raises::comm_error,
+            "kv: rank 7 has index 12 after 30 in its list; list each element once, in ascending order"},
 };
 
 }  // namespace

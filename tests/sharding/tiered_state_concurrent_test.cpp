@@ -3,7 +3,9 @@
 #include <llmmem/prefetch_schedule.hpp>
 #include <llmmem/sharded_state.hpp>
 #include <llmmem/sharding/gather_schedule.hpp>
+#include <llmmem/sharding/operator_tiles.hpp>
 #include <llmmem/sharding/piece_store.hpp>
+#include <llmmem/sharding/zero.hpp>
 #include <llmmem/tiered_buffer.hpp>
 
 #include <doctest/doctest.h>
@@ -12,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -101,9 +104,221 @@ std::vector<std::byte> life_of(State& state, std::span<const tensor_facts> tenso
   return seen;
 }
 
+/// A linear layer y = W x of a few samples, by the definition: one product after the other.
+struct linear_layer {
+  static constexpr std::uint64_t outputs = 37;
+  static constexpr std::uint64_t inputs = 11;
+  static constexpr std::uint64_t samples = 3;
+  using numbers = std::vector<float>;
+
+  explicit linear_layer(std::uint64_t seed) : x(numbers_of(samples * inputs, seed)) {
+    dy = numbers_of(samples * outputs, seed + 1);
+    y.resize(samples * outputs);
+    dx.resize(samples * inputs);
+  }
+  static numbers numbers_of(std::uint64_t count, std::uint64_t seed) {
+    std::vector<std::byte> bytes(4 * count);
+    fill_floats(bytes, seed);
+    numbers made(count);
+    std::memcpy(made.data(), bytes.data(), bytes.size());
+    return made;
+  }
+  void forward(index_range rows, std::span<const std::byte> weights) {
+    const auto* const w = reinterpret_cast<const float*>(weights.data());
+    for (std::uint64_t s = 0; s < samples; ++s) {
+      for (std::uint64_t o = 0; o < rows.count; ++o) {
+        for (std::uint64_t i = 0; i < inputs; ++i)
+          y[s * outputs + rows.first + o] += w[o * inputs + i] * x[s * inputs + i];
+      }
+    }
+  }
+  void backward(index_range rows, std::span<const std::byte> weights, std::span<std::byte> gradients) {
+    const auto* const w = reinterpret_cast<const float*>(weights.data());
+    auto* const dw = reinterpret_cast<float*>(gradients.data());
+    std::fill_n(dw, rows.count * inputs, 0.0F);
+    for (std::uint64_t o = 0; o < rows.count; ++o) {
+      for (std::uint64_t s = 0; s < samples; ++s) {
+        const float d = dy[s * outputs + rows.first + o];
+        for (std::uint64_t i = 0; i < inputs; ++i) {
+          dx[s * inputs + i] += d * w[o * inputs + i];
+          dw[o * inputs + i] += d * x[s * inputs + i];
+        }
+      }
+    }
+  }
+
+  numbers x, dy, y{}, dx{};
+};
+
+/// The whole operator's weights, and the sum of the ranks' gradients.
+const std::vector<std::byte>& all_weights() {
+  static const std::vector<std::byte> all = [] {
+    std::vector<std::byte> made(4 * linear_layer::outputs * linear_layer::inputs);
+    fill_floats(made, 9);
+    return made;
+  }();
+  return all;
+}
+linear_layer whole_layer(std::uint32_t self, std::vector<std::byte>& gradients) {
+  linear_layer layer(50 + self);
+  gradients.resize(all_weights().size());
+  layer.forward({0, linear_layer::outputs}, all_weights());
+  layer.backward({0, linear_layer::outputs}, all_weights(), gradients);
+  return layer;
+}
+
+/// Writes this rank's part of the operator's weights.
+template <class State>
+void set_weights(State& state, const operator_tiles& tiles) {
+  for (std::uint32_t t = 0; t < tiles.count(); ++t) {
+    const auto mine = state.lease(tensor_id{t}, access_mode::write).value();
+    const element_runs part = state.layout().local(tensor_id{t}, state.rank());
+    const std::uint64_t begin = 4 * (tiles.rows(t).first * linear_layer::inputs + part.begin);
+    std::copy_n(all_weights().begin() + static_cast<std::ptrdiff_t>(begin), mine.local().size(),
+                mine.local().begin());
+  }
+}
+
+/// Both passes in tiles: the bits of the operator that is whole, and the bytes that were predicted.
+template <class State>
+void check_tiles(State& weights, State& gradients, const operator_tiles& tiles, const host_space& space) {
+  set_weights(weights, tiles);
+  const rank_count world = weights.layout().world();
+  const std::uint32_t self = to_index(weights.rank());
+  std::vector<std::byte> own;
+  const linear_layer whole = whole_layer(self, own);
+  linear_layer layer(50 + self);
+  const std::uint64_t used = space.stats().used;
+  forward_tiles(weights, tiles, tensor_id{0}, [&](index_range rows, std::span<const std::byte> w) {
+    layer.forward(rows, w);
+  }).value();
+  CHECK(layer.y == whole.y);
+  const std::uint64_t forward = tiles.forward_bytes(weights.layout(), tensor_id{0}, weights.rank());
+  CHECK(forward <= tiles.bytes(0));
+  CHECK(space.stats().peak == used + forward);
+  backward_tiles(weights, gradients, tiles, tensor_id{0}, sum_f32,
+                 [&](index_range rows, std::span<const std::byte> w, std::span<std::byte> dw) {
+                   layer.backward(rows, w, dw);
+                 })
+      .value();
+  CHECK(layer.dx == whole.dx);
+  CHECK(space.stats().peak ==
+        used + tiles.backward_bytes(weights.layout(), tensor_id{0}, weights.rank(), 64));
+  CHECK(space.stats().used == used);
+  std::vector<float> sum;  // of all ranks, in their order
+  for (std::uint32_t rank = 0; rank < to_number(world); ++rank) {
+    std::vector<std::byte> bytes;
+    static_cast<void>(whole_layer(rank, bytes));
+    const auto* const more = reinterpret_cast<const float*>(bytes.data());
+    if (rank == 0) {
+      sum.assign(more, more + bytes.size() / 4);
+      continue;
+    }
+    for (std::size_t i = 0; i < sum.size(); ++i)
+      sum[i] += more[i];
+  }
+  for (std::uint32_t t = 0; t < tiles.count(); ++t) {
+    const auto mine = gradients.lease(tensor_id{t}, access_mode::read).value();
+    const element_runs part = gradients.layout().owned(tensor_id{t}, gradients.rank());
+    CHECK(std::equal(
+        mine.owned().begin(), mine.owned().end(),
+        std::as_bytes(std::span(sum)).begin() +
+            static_cast<std::ptrdiff_t>(4 * (tiles.rows(t).first * linear_layer::inputs + part.begin))));
+  }
+}
+
 }  // namespace
 
 TEST_SUITE("pieces in tiers") {
+  TEST_CASE(
+      "a linear layer in tiles has the bits of the whole one, in memory and in tiers, and takes a tile") {
+    const tensor_shape shape = tensor_shape::matrix(linear_layer::outputs, linear_layer::inputs);
+    for (const std::uint32_t world : {1U, 2U, 3U}) {
+      for (const std::uint32_t count : {1U, 3U, 37U}) {
+        CAPTURE(world);
+        CAPTURE(count);
+        const operator_tiles tiles(shape, count, 4);
+        const std::vector<tensor_facts> tensors = tiles.tensors("layer");
+        CHECK(tensors.back().name == "layer tile " + std::to_string(count - 1));
+        in_sim_world(world, 1, [&](auto& ranks, host_space& space, std::uint32_t) {
+          const zero_partition split(tensors, rank_count{world}, zero_stage::weights, state_kind::weights);
+          {
+            using resident = sharded_state<zero_partition, sim_ranks, host_space>;
+            resident weights(split, tensors, ranks, space, {.segment_bytes = 64});
+            resident gradients(split, tensors, ranks, space, {.segment_bytes = 64});
+            check_tiles(weights, gradients, tiles, space);
+          }
+          two_tiers tiers(4096);
+          host_space gathered({.budget = 1 << 20, .name = "gathered"});
+          sharded_state weights(split, tensors, ranks, gathered, tiers.buffer,
+                                sharded_options{.segment_bytes = 64});
+          sharded_state gradients(split, tensors, ranks, gathered, tiers.buffer,
+                                  sharded_options{.segment_bytes = 64});
+          check_tiles(weights, gradients, tiles, gathered);
+        });
+      }
+    }
+  }
+
+  TEST_CASE("tiles gathered ahead are two at once") {
+    const operator_tiles tiles(tensor_shape::matrix(linear_layer::outputs, linear_layer::inputs), 6, 4);
+    const std::vector<tensor_facts> tensors = tiles.tensors("layer");
+    in_thread_world(2, [&](thread_ranks& ranks, host_space& space, std::uint32_t self) {
+      const zero_partition split(tensors, rank_count{2}, zero_stage::weights, state_kind::weights);
+      sharded_state weights(split, tensors, ranks, space);
+      set_weights(weights, tiles);
+      const std::uint64_t used = space.stats().used;
+      std::vector<std::vector<tensor_id>> scopes;
+      std::vector<std::uint32_t> order;
+      std::vector<std::uint64_t> bytes;
+      std::vector<gather_use> uses;
+      for (std::uint32_t t = 0; t < tiles.count(); ++t) {
+        scopes.push_back({tensor_id{t}});
+        order.push_back(t);
+        bytes.push_back(tiles.bytes(t));
+        uses.push_back({t, 1000});
+      }
+      operation_queue queue;
+      gather_schedule schedule(
+          weights, queue, scopes, order,
+          plan_gathers(bytes, uses, 2 * tiles.bytes(0), {.bytes_per_second = 1'000'000}));
+      std::vector<std::byte> own;
+      linear_layer layer(50 + self);
+      schedule.begin_iteration();
+      for (const std::uint32_t t : order) {
+        const auto tile = schedule.next().value();
+        layer.forward(tiles.rows(t), tile.whole().tensor(0));
+      }
+      schedule.end_iteration().value();
+      CHECK(layer.y == whole_layer(self, own).y);
+      CHECK(schedule.stats().ahead != 0);
+      CHECK(space.stats().peak <= used + 2 * tiles.bytes(0));
+    });
+  }
+
+  TEST_CASE("tiles that are none, or of another catalogue, are refused") {
+    const tensor_shape shape = tensor_shape::matrix(4, 3);
+    CHECK_THROWS_WITH_AS(operator_tiles(shape, 0, 4),
+                         "operator_tiles: 0 tiles of 4 rows; each has at least one", argument_error);
+    CHECK_THROWS_WITH_AS(operator_tiles(shape, 5, 4),
+                         "operator_tiles: 5 tiles of 4 rows; each has at least one", argument_error);
+    CHECK_THROWS_AS(operator_tiles(tensor_shape::matrix(std::uint64_t{1} << 62, 1), 2, 4), length_error);
+    const operator_tiles tiles(shape, 2, 4);
+    in_sim_world(1, 1, [&](auto& ranks, host_space& space, std::uint32_t) {
+      const std::vector<tensor_facts> tensors = operator_tiles(shape, 3, 4).tensors("layer");
+      const zero_partition split(tensors, rank_count{1}, zero_stage::weights, state_kind::weights);
+      sharded_state state(split, tensors, ranks, space);
+      std::uint32_t used = 0;
+      const auto done = forward_tiles(state, tiles, tensor_id{0}, [&](auto, auto) { ++used; });
+      CHECK(done.error().message() == "forward_tiles: two lengths must be equal, but are 24 and 12");
+      CHECK(used == 1);
+      const auto back =
+          backward_tiles(state, state, tiles, tensor_id{1}, sum_f32, [&](auto, auto, auto) { ++used; });
+      CHECK(back.error().message() == "backward_tiles: two lengths must be equal, but are 24 and 12");
+      CHECK(used == 1);
+    });
+  }
+
   TEST_CASE("every operation has the same bits and messages, regardless of where the pieces are") {
     for (const auto seed : seeds(22)) {
       CAPTURE(seed);

@@ -214,6 +214,41 @@ TEST_CASE("each wrong option has its own error, with valid values") {
         "train_gpt: --outer-rate \"nan\": must be a number from 0.000001 to 100" + hint);
   CHECK(wrong({"--workers", "2", "--local-steps", "4", "--outer-momentum", "1"}) ==
         "train_gpt: --outer-momentum \"1\": must be a number from 0 to 0.999999" + hint);
+  const auto top_k = [&](const std::string& wire, std::vector<std::string> more) {
+    more.insert(more.end(), {"--wire", wire, "--ranks", "2"});
+    return wrong(more);
+  };
+  CHECK(top_k("topk:1.5", {}) ==
+        "train_gpt: --wire topk: \"1.5\": must be a number from 0.000000001 to 1, then :bf16, :kept, both or "
+        "neither" +
+            hint);
+  CHECK(top_k("topk", {}) ==
+        "train_gpt: --wire: 'topk' is unknown; there are plain, bf16, fp8, int8, int4, "
+        "zeropp and topk:SHARE" +
+            hint);
+  CHECK(top_k("topk:0.1", {}) ==
+        "train_gpt: --wire topk adds momentum before it sends, and another optimizer would take its own "
+        "moments of sums that are mostly zeros; add --optimizer sgd" +
+            hint);
+  CHECK(
+      top_k("topk:0.1", {"--optimizer", "sgd", "--parallel", "zero1"}) ==
+      "train_gpt: --wire topk has each rank keep momentum and unsent gradients of all weights, which leaves "
+      "nothing to shard but the weights; leave --parallel out" +
+          hint);
+  CHECK(top_k("topk:0.1", {"--optimizer", "sgd", "--node-ranks", "2"}) ==
+        "train_gpt: --wire topk sums in one hop; leave --node-ranks out" + hint);
+  CHECK(
+      top_k("topk:0.1", {"--optimizer", "sgd", "--error-feedback"}) ==
+      "train_gpt: --error-feedback is of other wires: with --wire topk, what is not sent waits in any case; "
+      "leave it out" +
+          hint);
+  CHECK(top_k("topk:0.1", {"--optimizer", "sgd", "--sums-in-flight", "1"}) ==
+        "train_gpt: --sums-in-flight sums all gradients, and --wire topk a share; leave one of the two out" +
+            hint);
+  CHECK(top_k("topk:0.1", {"--optimizer", "sgd", "--clip-norm", "1"}) ==
+        "train_gpt: --clip-norm and --loss-scale decide by the gradients of one step, and --wire topk sends "
+        "those of many in one; leave one of the two out" +
+            hint);
   CHECK(wrong({"--wdith", "100"}).find("--wdith") != std::string::npos);
   const std::string large =
       wrong({"--layers", "1024", "--width", "16384", "--context", "8192", "--batch", "4096"});

@@ -405,6 +405,69 @@ TEST_CASE("a round's messages are paid once in its steps, and its wire makes the
 }
 
 TEST_CASE(
+    "sums of the largest gradients have one digest in memory and tiers, saved and resumed, and take the "
+    "predicted bytes") {
+  const auto with = [](const arguments& wire, const arguments& more, std::uint64_t steps) {
+    arguments all{"--optimizer", "sgd"};
+    all.insert(all.end(), wire.begin(), wire.end());
+    all.insert(all.end(), more.begin(), more.end());
+    const nlohmann::json json = json_of(all, steps);
+    for (const nlohmann::json& each : json["ranks"])
+      check_predicted(each);
+    return json;
+  };
+  const arguments tiers{"--memory", "tiered", "--budget-mib", "1", "--schedule"};
+  const auto in_tiers = [&](const char* schedule, arguments more) {
+    more.insert(more.begin(), schedule);
+    more.insert(more.begin(), tiers.begin(), tiers.end());
+    return more;
+  };
+  for (const arguments& wire : std::vector<arguments>{
+           {"--wire", "topk:0.01", "--ranks", "3"},
+           {"--wire", "topk:0.001:bf16", "--ranks", "2"},
+           {"--wire", "topk:0.5:kept", "--workers", "2", "--local-steps", "2", "--ranks", "1"}}) {
+    const nlohmann::json memory = with(wire, {}, 3);
+    for (const arguments& more :
+         std::vector<arguments>{in_tiers("next_use", {"--recompute", "full"}),
+                                in_tiers("on_demand", {"--update", "after_backward"})}) {
+      const temporary_folder folder;
+      arguments saved{"--checkpoint-dir", folder.file("saved"), "--resume"};
+      static_cast<void>(with(wire, saved, 2));
+      saved.insert(saved.end(), more.begin(), more.end());
+      const nlohmann::json json = with(wire, saved, 3);
+      CHECK(json["digest"] == memory["digest"]);
+      CHECK(json["losses"] == memory["losses"]);
+    }
+  }
+  // With all gradients and a momentum that is kept, it is SGD with momentum, up to the order of additions.
+  const nlohmann::json dense = with({}, {"--ranks", "3"}, 3);
+  const nlohmann::json all = with({"--wire", "topk:1:kept"}, {"--ranks", "3"}, 3);
+  for (std::size_t i = 0; i < 4; ++i) {
+    const auto loss = [&](const nlohmann::json& of) {
+      return std::strtod(of["losses"][i].get<std::string>().c_str(), nullptr);
+    };
+    CHECK(std::abs(loss(all) - loss(dense)) < 1e-5);
+  }
+  // The momentum of each rank is its own: as many ranks continue, and with the same share.
+  const temporary_folder folder;
+  const arguments saved{"--checkpoint-dir", folder.file("saved"), "--resume"};
+  static_cast<void>(with({"--wire", "topk:0.01:bf16", "--ranks", "2"}, saved, 1));
+  for (const arguments& other : std::vector<arguments>{{"--wire", "topk:0.01:bf16", "--ranks", "3"},
+                                                       {"--wire", "topk:0.02:bf16", "--ranks", "2"},
+                                                       {"--wire", "topk:0.01", "--ranks", "2"},
+                                                       {"--wire", "topk:0.01:bf16:kept", "--ranks", "2"},
+                                                       {"--ranks", "2"}}) {
+    arguments resumed{"--optimizer", "sgd"};
+    resumed.insert(resumed.end(), other.begin(), other.end());
+    resumed.insert(resumed.end(), saved.begin(), saved.end());
+    const outcome refused = run(resumed, 2);
+    CAPTURE(refused.notes);
+    CHECK(refused.status == exit_status::wrong_usage);
+    CHECK(refused.notes.find("optimizer sgd wire topk:0.01:bf16 ranks 2;") != refused.notes.npos);
+  }
+}
+
+TEST_CASE(
     "gathers ahead of layers that differ in size send at most what is predicted, which is named a bound") {
   const nlohmann::json json = json_of({"--layers", "3", "--width", "3", "--heads", "1", "--ranks", "2",
                                        "--parallel", "zero3", "--gather-ahead", "1"},

@@ -45,6 +45,11 @@ TEST_CASE("a rank leases the chunks of its plan's trace, in order") {
         asked.recompute.kind = again;
         asked.update = world == 2 ? update_time::after_backward : update_time::in_backward;
         asked.parallel = {.ranks = world, .stage = stage};
+        if (again == recompute_kind::none && stage == zero_stage::none && world != 1) {
+          asked.shape.optimizer = llmmem::optimizer_form::sgd;
+          asked.shape.corrects_momentum = true;
+          asked.parallel.top_k.density = 0.01;
+        }
         if (world == 2 && again != recompute_kind::none) asked.parallel.sums_in_flight = 1;
         const planned_run run = plan_run(asked);
         const corpus text("tiny", llmmem_tests::tiny_text(2000), asked.shape);
@@ -63,7 +68,9 @@ TEST_CASE("a rank leases the chunks of its plan's trace, in order") {
             erased_chunks<schedule_type> chunks(schedule);
             sharded_layers<float, llmmem::host_space, decltype(ranks), llmmem::leased_pieces<chunk_store>>
                 state(space, static_cast<chunk_store&>(chunks), run.shape, ranks,
-                      {.stage = stage, .sums_in_flight = asked.parallel.sums_in_flight});
+                      {.stage = stage,
+                       .sums_in_flight = asked.parallel.sums_in_flight,
+                       .top_k_density = asked.parallel.top_k.density});
             recorded_activations<float> activations(chunks, run.records.forms);
             worker_team team(1);
             gpt<float, llmmem::host_space> model(run.shape, team, space);

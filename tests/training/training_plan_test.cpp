@@ -319,8 +319,33 @@ TEST_SUITE("training_plan") {
              .keeps_secondary = true},
             shape,
             "training_plan: secondary shards with gather_ahead 1, which gathers from all ranks; use 0");
+    const top_k_plan top_k{.density = 0.01};
+    constexpr optimizer_form sgd = optimizer_form::sgd;
+    refused({.ranks = 2, .optimizer = sgd, .top_k = {.density = 1.5}}, shape,
+            "training_plan: top_k.density is not above 0 and at most 1; DGC's is 0.001");
+    refused({.ranks = 2, .top_k = top_k}, shape,
+            "training_plan: top_k with an optimizer that has moments of its own, of sums that are mostly "
+            "zeros; use sgd, whose momentum each rank then adds before it sends");
+    refused({.ranks = 2, .zero = zero_stage::optimizer, .optimizer = sgd, .top_k = top_k}, shape,
+            "training_plan: top_k with shards: each rank keeps momentum and unsent gradients of all weights; "
+            "use zero_stage::none");
+    refused({.ranks = 2, .optimizer = sgd, .wires = {.node_ranks = 2}, .top_k = top_k}, shape,
+            "training_plan: top_k with wires, nodes or error feedback: its sums have a form of their own, in "
+            "one hop, and what is not sent waits already; leave wires as they are");
+    refused({.ranks = 2,
+             .sums_in_flight = 1,
+             .optimizer = sgd,
+             .update = optimizer_time::after_backward,
+             .top_k = top_k},
+            shape, "training_plan: top_k with sums_in_flight 1, which sums all gradients of a layer; use 0");
+    training_shape large = shape;
+    large.layers[1].parameters = (std::uint64_t{1} << 32U) + 1;
+    refused({.ranks = 2, .optimizer = sgd, .top_k = top_k}, large,
+            "training_plan: top_k with a layer of 4294967297 parameters; its indices reach 2^32");
     training_shape wide = shape;
     wide.value_bytes = 8;
+    refused({.ranks = 2, .optimizer = sgd, .top_k = top_k}, wide,
+            "training_plan: top_k with values of 8 bytes; it sums floats only");
     refused({.ranks = 2, .wires = {.sum = {int8, int8}}}, wide,
             "training_plan: wires for values of 8 bytes; they carry floats only");
     CHECK_THROWS_WITH_AS(static_cast<void>(predict({.ranks = 2}, shape, rank_id{2})),

@@ -182,6 +182,22 @@ inline constexpr std::array comm_errors{
             "time, and "
             "was closed; find the machine that writes into the network, then revoke(), agree() and continue "
             "without the rank"},
+    error_info{.number = 114,
+               .name = "sparse_index_beyond",
+               .raises = error_kind::comm,
+               .index = "rank whose list it is",
+               .wanted = "elements of the sum",
+               .found = "the index in the list",
+               .sentence = "rank {index} has index {found} in its list, but the sum has {wanted} elements; "
+                           "give all ranks the same sizes"},
+    error_info{.number = 115,
+               .name = "sparse_indices_unordered",
+               .raises = error_kind::comm,
+               .index = "rank whose list it is",
+               .wanted = "an index in the list",
+               .found = "the next index",
+               .sentence = "rank {index} has index {found} after {wanted} in its list; list each element "
+                           "once, in ascending order"},
 };
 
 }  // namespace detail
@@ -212,6 +228,12 @@ inline constexpr error_code not_joined = detail::code_of<83>(detail::comm_errors
 inline constexpr error_code seat_missing = detail::code_of<84>(detail::comm_errors);
 /// The connection to a rank carried a frame with a wrong seal: index = the rank, or for an endpoint the seat.
 inline constexpr error_code frame_forged = detail::code_of<99>(detail::comm_errors);
+/// A list of a sparse sum has an element that the sum does not: index = rank whose list it is, wanted =
+/// elements of the sum, found = the index in the list.
+inline constexpr error_code sparse_index_beyond = detail::code_of<114>(detail::comm_errors);
+/// A list of a sparse sum does not ascend: index = rank whose list it is, wanted = an index in the list,
+/// found = the next index.
+inline constexpr error_code sparse_indices_unordered = detail::code_of<115>(detail::comm_errors);
 
 }  // namespace errc
 

@@ -3,6 +3,7 @@
 /// value; and the model that it is for.
 #pragma once
 
+#include <llmmem/comm/sparse_sums.hpp>
 #include <llmmem/comm/wire_form.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
@@ -73,6 +74,14 @@ struct outer_plan {
   wire_form wire{};  ///< of a round's sums
 };
 
+/// Sums of the largest gradients of each layer alone (`top_k_all_reduce`). A rank keeps the momentum and the
+/// unsent gradients of all weights, as the optimizer's mean and variance, and saves its own.
+struct top_k_plan {
+  double density =
+      0;  ///< of a layer's gradients that are sent (`top_k_count`); 0: all of them, by other sums
+  sparse_values form = sparse_values::f32;
+};
+
 /// The settings of one training run, in one place.
 ///
 /// Every combination is allowed, except those that `check_plan` names.
@@ -99,6 +108,7 @@ struct training_plan {
   /// the backward pass sends nothing to other nodes (ZeRO++'s hpZ). With stage 3 and `wires.node_ranks`.
   bool keeps_secondary = false;
   outer_plan outer{};
+  top_k_plan top_k{};  ///< with `sgd`, whose momentum is then in the sums, and `zero_stage::none`
   memory_rounding memory{};
   state_ranges ranges = state_ranges::per_kind;
 };

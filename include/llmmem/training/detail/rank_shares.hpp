@@ -2,6 +2,7 @@
 /// One rank's share of a plan's layers, and what it sends for them.
 #pragma once
 
+#include <llmmem/comm/sparse_sums.hpp>
 #include <llmmem/comm/wired_sums.hpp>
 #include <llmmem/model/optimizer_form.hpp>
 #include <llmmem/sharding/flat_uneven.hpp>
@@ -11,6 +12,7 @@
 #include <llmmem/sharding/whole_matrices.hpp>
 #include <llmmem/sharding/zero.hpp>
 #include <llmmem/training/merge_sums.hpp>
+#include <llmmem/training/top_k_sums.hpp>
 #include <llmmem/training/training_types.hpp>
 
 #include <algorithm>
@@ -61,12 +63,14 @@ class rank_shares_of {
     if (variances_ && array == optimizer_array::variance)
       return variances_->shape(id(layer)).elements() * sizeof(float);
     if (is_factored()) return 0;
+    if (has_top_k()) return array == optimizer_array::low ? 0 : whole(layer);
     return state_of(split(state_kind::optimizer).local(id(layer), rank_).elements(), array);
   }
   [[nodiscard]] std::uint64_t owned_state(std::size_t layer, optimizer_array array) const {
     if (variances_ && array == optimizer_array::variance)
       return variances_->owned(id(layer), rank_).elements() * sizeof(float);
     if (is_factored()) return 0;
+    if (has_top_k()) return state(layer, array);  // of each rank
     return state_of(splits_.front().owned(id(layer), rank_).elements(), array);
   }
   [[nodiscard]] std::uint64_t owned(std::size_t layer) const { return owned_by(layer, rank_); }
@@ -79,6 +83,11 @@ class rank_shares_of {
   }
   [[nodiscard]] bool has_wired_gathers() const noexcept {
     return plan_->ranks > 1 && plan_->zero == zero_stage::weights && !plan_->wires.has_plain_gathers();
+  }
+  [[nodiscard]] bool has_top_k() const noexcept { return plan_->top_k.density != 0; }
+  /// Returns how many elements of a layer each rank sends.
+  [[nodiscard]] std::uint64_t top_k_of(std::size_t layer) const {
+    return top_k_count(facts_[layer].shape.elements(), plan_->top_k.density);
   }
   [[nodiscard]] bool has_wired_sums() const noexcept {
     return plan_->ranks > 1 && !plan_->wires.has_plain_sums();
@@ -114,6 +123,7 @@ class rank_shares_of {
   /// Returns what the rank sends to sum a layer's gradients: to their owners, or also back to all.
   [[nodiscard]] std::uint64_t sent_by_sum(std::size_t layer) const {
     const bool is_shared = plan_->zero == zero_stage::none;
+    if (has_top_k()) return sparse_sent_bytes(top_k_of(layer), rank_count{plan_->ranks}, plan_->top_k.form);
     if (!has_wired_sums())
       return whole(layer) - owned(layer) + (is_shared ? owned(layer) * (plan_->ranks - 1) : 0);
     const std::vector<std::uint64_t> parts = blocks(layer);
@@ -149,8 +159,11 @@ class rank_shares_of {
         plan_->zero != zero_stage::none && !is_sharded(plan_->zero, state_kind::weights);
     return summed + (is_refreshed ? owned(layer) * (plan_->ranks - 1) : 0);
   }
-  /// Returns the bytes of messages that a sum of a layer's gradients takes: one message per rank.
+  /// Returns the bytes of messages that a sum of a layer's gradients takes: one message per rank, or the
+  /// lists of all ranks.
   [[nodiscard]] std::uint64_t sum_bytes(std::size_t layer) const {
+    if (has_top_k())
+      return sparse_scratch_bytes(top_k_of(layer), rank_count{plan_->ranks}, plan_->top_k.form);
     if (plan_->ranks == 1) return 0;
     if (has_wired_sums()) {
       const std::vector<std::uint64_t> parts = blocks(layer);

@@ -120,6 +120,12 @@ class step_writer {
       if (shares_.owned(layer) != 0) touch(pieces_[gradients][layer], access_mode::write);
       touch(pieces_[gradients][layer], access_mode::read_write);  // the sum becomes the mean
     } else {
+      if (shares_.has_top_k()) {
+        for (const piece each : {mean, variance})
+          acquire(pieces_[each][layer], access_mode::read_write);
+        for (const piece each : {variance, mean})
+          release(pieces_[each][layer]);
+      }
       release(pieces_[gradients][layer]);
     }
     if (has_record) {
@@ -135,11 +141,17 @@ class step_writer {
   }
   void update(std::size_t layer) {
     acquire(pieces_[gradients][layer], access_mode::read);
-    for (const piece each : {weights, mean, variance, low})
-      acquire(pieces_[each][layer], access_mode::read_write);
+    acquire(pieces_[weights][layer], access_mode::read_write);
+    if (!shares_.has_top_k()) {  // else the sum has used them
+      for (const piece each : {mean, variance, low})
+        acquire(pieces_[each][layer], access_mode::read_write);
+    }
     recorder_.compute(shape_->layers[layer].update_ns);
-    for (const piece each : {low, variance, mean, weights})
-      release(pieces_[each][layer]);
+    if (!shares_.has_top_k()) {
+      for (const piece each : {low, variance, mean})
+        release(pieces_[each][layer]);
+    }
+    release(pieces_[weights][layer]);
     const bool is_refreshed =
         plan_->ranks > 1 && plan_->zero != zero_stage::none && !is_sharded(plan_->zero, state_kind::weights);
     if (is_refreshed) touch(pieces_[weights][layer], access_mode::read_write);
@@ -156,6 +168,41 @@ class step_writer {
   std::vector<chunk> kept_{};
   std::vector<std::size_t> in_flight_{};  // layers, the oldest first
 };
+
+/// Refuses sums of the largest gradients with what they do not go with.
+inline void check_top_k(const training_plan& plan, const training_shape& shape) {
+  if (plan.top_k.density == 0) return;
+  if (!(plan.top_k.density > 0) || !(plan.top_k.density <= 1))
+    throw argument_error("training_plan: top_k.density is not above 0 and at most 1; DGC's is 0.001");
+  if (plan.optimizer != optimizer_form::sgd) {
+    throw argument_error(
+        "training_plan: top_k with an optimizer that has moments of its own, of sums that are mostly zeros; "
+        "use sgd, whose momentum each rank then adds before it sends");
+  }
+  if (plan.zero != zero_stage::none) {
+    throw argument_error(
+        "training_plan: top_k with shards: each rank keeps momentum and unsent gradients of all weights; use "
+        "zero_stage::none");
+  }
+  if (!plan.wires.is_plain()) {
+    throw argument_error(
+        "training_plan: top_k with wires, nodes or error feedback: its sums have a form of their own, in one "
+        "hop, and what is not sent waits already; leave wires as they are");
+  }
+  if (plan.sums_in_flight != 0) {
+    throw argument_error("training_plan: top_k with sums_in_flight " + std::to_string(plan.sums_in_flight) +
+                         ", which sums all gradients of a layer; use 0");
+  }
+  for (const training_layer& each : shape.layers) {
+    if (each.parameters <= std::uint64_t{1} << 32U) continue;
+    throw argument_error("training_plan: top_k with a layer of " + std::to_string(each.parameters) +
+                         " parameters; its indices reach 2^32");
+  }
+  if (shape.value_bytes != sizeof(float)) {
+    throw argument_error("training_plan: top_k with values of " + std::to_string(shape.value_bytes) +
+                         " bytes; it sums floats only");
+  }
+}
 
 /// Adds bytes, of which a plan may have too many.
 inline void add_bytes(std::uint64_t& to, std::uint64_t more, const char* what) {
@@ -398,6 +445,7 @@ inline void check_plan(const training_plan& plan, const training_shape& shape) {
     throw argument_error("training_plan: outer steps of values of " + std::to_string(shape.value_bytes) +
                          " bytes; they change floats only");
   }
+  detail::check_top_k(plan, shape);
   if (plan.granularity == 0) throw argument_error("training_plan: a granularity of 0 bytes; 1 is the least");
 }
 
