@@ -55,7 +55,7 @@ frame_buffer kv_pool<Tiers, Endpoint, Directory, Mover>::buffer_for(seat_id from
   const std::uint64_t whole = block_bytes(each->group);
   if (frame.offset != 0 && frame.bytes != 0 && frame.bytes <= each->received &&
       frame.offset <= each->received - frame.bytes)
-    return {};  // it came already: the sender could not tell
+    return {};  // it came already: the sender did not know that this frame went
   // A node that was asked again begins again: the frames of its first answer did not all come.
   if (frame.offset == 0) each->received = 0;
   if (frame.message != whole || frame.offset != each->received || frame.bytes == 0 ||
