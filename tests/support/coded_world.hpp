@@ -106,8 +106,9 @@ struct code_places {
   return out;
 }
 
-/// Any codes, or those whose products are integers: int8 and int4 with one scale for a vector.
-enum class coded_kind { any, integers };
+/// Any codes, those with one scale for a vector, or of these the ones whose products are integers: int8 and
+/// int4.
+enum class coded_kind { any, by_token, integers };
 
 /// A layout in codes of the shape of another one: keys and values each in a form of their own.
 [[nodiscard]] inline llmmem::kv_layout any_coded_layout(std::mt19937_64& random,
@@ -123,8 +124,7 @@ enum class coded_kind { any, integers };
     out.value_element = codes[random() % kinds];
     out.key_scales = any_scales(random, out.element, out.vector_elements(0));
     out.value_scales = any_scales(random, out.element_of(1), out.vector_elements(1));
-    if (kind == coded_kind::integers)
-      out.key_scales.group = out.value_scales.group = paging::scale_group::vector;
+    if (kind != coded_kind::any) out.key_scales.group = out.value_scales.group = paging::scale_group::vector;
     out.key_scales.is_rotated = out.key_scales.group != paging::scale_group::channel && random() % 2 == 0;
     // Scales that are not aligned to their type are refused; then another one is drawn.
     if (llmmem::detail::check_code_places({somewhere, blocks, out}, "")) return out.checked();
@@ -136,11 +136,13 @@ struct coded_world {
   attention_world codes;
   attention_world floats;
 
-  /// @param element  of queries and outputs.
+  /// @param element     of queries and outputs.
+  /// @param arithmetic  over the codes; over the floats it is `reproducible`.
   explicit coded_world(std::mt19937_64& random, llmmem::dtype element = llmmem::dtype::f32,
-                       coded_kind kind = coded_kind::any)
-      : codes(random), floats(codes) {
+                       coded_kind kind = coded_kind::any, llmmem::attention_arithmetic arithmetic = {})
+      : codes(random, arithmetic), floats(codes) {
     using namespace llmmem;
+    floats.options.arithmetic = {};
     codes.layout = any_coded_layout(random, codes.layout, codes.blocks, kind);
     draw_codes(random);
     const bool is_by_head = random() % 2 == 0;
