@@ -69,7 +69,7 @@ def promised_of_items(name):
     tensor = re.search(r"::attention_tensor_work<llmmem::v0::detail::tensor_elements<\(llmmem::v0::dtype\)(\d+), ", name)
     if tensor is not None:
         return 8 if tensor.group(1) == "4" else 16, 16
-    codes = re.search(r"::attention_tensor_work<llmmem::v0::detail::tensor_codes<(\d+)u?>", name)
+    codes = re.search(r"::attention_tensor_work<llmmem::v0::detail::tensor_codes<(\d+)u?,", name)
     if codes is not None:  # two neighbouring packs of keys
         return 16, 16
     if "tensor_rounded_codes" in name:

@@ -505,7 +505,7 @@ TEST_SUITE("coded_attention") {
     for (const auto seed : seeds_within(60, 6)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
-      coded_world world(random, dtype::f32, seed % 2 == 0 ? coded_kind::any : coded_kind::by_token,
+      coded_world world(random, dtype::f32, seed % 2 == 0 ? coded_kind::any : coded_kind::exact,
                         attention_arithmetic::tensor_cores);
       const attended floats = attend_padded(world.floats, host_executor{});
       const attended codes = attend_padded(world.codes, host_executor{});
@@ -543,7 +543,7 @@ TEST_SUITE("coded_attention") {
   TEST_CASE("tensor cores give the same digits over scales of any size") {
     std::mt19937_64 random(21);
     const auto draw = [&] {
-      return coded_world(random, dtype::f32, coded_kind::by_token, attention_arithmetic::tensor_cores);
+      return coded_world(random, dtype::f32, coded_kind::exact, attention_arithmetic::tensor_cores);
     };
     coded_world world = draw();
     while (world.codes.rows == 0 || world.codes.layout.key_scales.has_global ||
@@ -577,7 +577,7 @@ TEST_SUITE("coded_attention") {
     for (const auto seed : seeds_within(24, 4)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
-      coded_world world(random, dtype::f32, seed % 2 == 0 ? coded_kind::any : coded_kind::by_token,
+      coded_world world(random, dtype::f32, seed % 2 == 0 ? coded_kind::any : coded_kind::exact,
                         attention_arithmetic::tensor_cores);
       const attention_world& of = world.codes;
       if (of.tables.empty() || of.tables[0].empty()) continue;

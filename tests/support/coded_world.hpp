@@ -106,9 +106,9 @@ struct code_places {
   return out;
 }
 
-/// Any codes, those with one scale for a vector, or of these the ones whose products are integers: int8 and
-/// int4.
-enum class coded_kind { any, by_token, integers };
+/// Any codes, those whose products tensor cores make exactly, or those with products of integers: int8 and
+/// int4 with one scale for a vector.
+enum class coded_kind { any, exact, integers };
 
 /// A layout in codes of the shape of another one: keys and values each in a form of their own.
 [[nodiscard]] inline llmmem::kv_layout any_coded_layout(std::mt19937_64& random,
@@ -124,7 +124,14 @@ enum class coded_kind { any, by_token, integers };
     out.value_element = codes[random() % kinds];
     out.key_scales = any_scales(random, out.element, out.vector_elements(0));
     out.value_scales = any_scales(random, out.element_of(1), out.vector_elements(1));
-    if (kind != coded_kind::any) out.key_scales.group = out.value_scales.group = paging::scale_group::vector;
+    for (std::uint32_t p = 0; p < 2 && kind != coded_kind::any; ++p) {
+      paging::scale_form& scales = p == 0 ? out.key_scales : out.value_scales;
+      scales.group = paging::scale_group::vector;
+      if (kind != coded_kind::exact || out.element_of(p) != dtype::fp4_e2m1 || random() % 3 == 0) continue;
+      scales.group = paging::scale_group::run;
+      scales.run = random() % 3 == 0 ? 8 : 16;
+      scales.element = dtype::fp8_e4m3;
+    }
     out.key_scales.is_rotated = out.key_scales.group != paging::scale_group::channel && random() % 2 == 0;
     // Scales that are not aligned to their type are refused; then another one is drawn.
     if (llmmem::detail::check_code_places({somewhere, blocks, out}, "")) return out.checked();

@@ -21,7 +21,7 @@ namespace llmmem_tests {
 
 /// Whether tensor cores take both planes' codes as they are.
 [[nodiscard]] inline bool has_exact_numbers(const llmmem::kv_layout& layout) {
-  return llmmem::detail::has_token_scales(layout, 0) && llmmem::detail::has_token_scales(layout, 1);
+  return llmmem::detail::tensor_exactness_of(layout) != llmmem::detail::tensor_exactness::rounded;
 }
 
 /// How far products and outputs of a row's query head may be from those of floats, by the roundings that

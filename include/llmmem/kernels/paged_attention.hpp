@@ -67,8 +67,9 @@ enum class attention_arithmetic : std::uint8_t {
   ///
   /// Of codes, by their scales:
   ///
-  /// - One scale for each vector, of keys and of values: halves hold every code, and the scales multiply
-  ///   products and weights as floats. So only queries and weights are rounded, to halves. A product differs
+  /// - One scale for each vector, or `fp4_e2m1` with scales of `fp8_e4m3` by run, of keys and of values:
+  ///   halves hold every code, and its product with such a scale; other scales multiply products and weights
+  ///   as floats. So only queries and weights are rounded, to halves. A product differs
   ///   by at most 2^-11 x scale x the sum of its terms' sizes; an output, at equal products, by at most 2^-11
   ///   x the weighted mean of its values' sizes.
   /// - Other scales, by channel or by run: code x scale is rounded to bf16, and so are queries and weights;

@@ -23,6 +23,7 @@
 #include <bit>
 #include <limits>
 #include <numbers>
+#include <type_traits>
 
 namespace llmmem {
 inline namespace v0 {
@@ -369,13 +370,21 @@ result<void> attend_codes(const Run& run, const attention_shape& shape, const Ta
       return run.attend_by_integers(shape, codes, tables);
   }
   if (of.options.arithmetic == attention_arithmetic::tensor_cores) {
-    const bool is_exact = has_token_scales(of.cache.layout, 0) && has_token_scales(of.cache.layout, 1);
     const auto attend_by = [&]<class Form>(const Form& form) {
       return run.each(attention_tensor_work<Form, Tables>(shape, tables, form));
     };
-    if (shape.key_packs * attention_pack == 64)
-      return is_exact ? attend_by(tensor_codes<64>(codes)) : attend_by(tensor_rounded_codes<64>(codes));
-    return is_exact ? attend_by(tensor_codes<128>(codes)) : attend_by(tensor_rounded_codes<128>(codes));
+    const auto attend_to = [&]<std::uint32_t Dim>(std::integral_constant<std::uint32_t, Dim>) {
+      switch (tensor_exactness_of(of.cache.layout)) {
+        case tensor_exactness::by_token:
+          return attend_by(tensor_codes<Dim, false>(codes));
+        case tensor_exactness::by_run:
+          return attend_by(tensor_codes<Dim, true>(codes));
+        default:
+          return attend_by(tensor_rounded_codes<Dim>(codes));
+      }
+    };
+    if (shape.key_packs * attention_pack == 64) return attend_to(std::integral_constant<std::uint32_t, 64>{});
+    return attend_to(std::integral_constant<std::uint32_t, 128>{});
   }
   if (shape.group == 1)
     return run.each(attention_work<dtype::f32, 1, Tables, attention_codes>(shape, tables, lanes, codes));
