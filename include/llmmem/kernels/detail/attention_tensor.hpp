@@ -50,7 +50,7 @@ class attention_tensor_work {
  public:
   static constexpr int compute_capability = 80;
   static constexpr std::uint32_t threads = 128;
-  static constexpr std::uint32_t blocks = Dim == 64 ? 5 : 3;
+  static constexpr std::uint32_t blocks = Form::blocks;
 
   attention_tensor_work(const attention_shape& shape, const Tables& tables, const Form& form = {}) noexcept
       : shape_(shape), tables_(tables), shares_(shape), form_(form) {}
@@ -331,7 +331,7 @@ class attention_tensor_work {
   }
 
   /// Multiplies weights by their values' scales, and brings the largest product so far to between 1 and 2 by
-  /// a power of two, so that halves can hold the products whatever the scales are. The sums follow.
+  /// a power of two, so that halves can hold the products for scales of any size. The sums follow.
   template <class Group>
   LLMMEM_HD static void scale_weights(const Group& group, typename Group::template held<read_type>& read,
                                       typename Group::template held<tensor_sum>& scores,

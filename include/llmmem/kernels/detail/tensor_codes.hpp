@@ -39,6 +39,7 @@ class tensor_codes {
  public:
   static constexpr dtype type = dtype::f16;
   static constexpr std::uint32_t dim = Dim;
+  static constexpr std::uint32_t blocks = (Dim == 64 ? 5 : 3) - (Runs ? 1 : 0);
   static constexpr bool has_token_scales = true;
   static constexpr bool has_codes = true;
 
@@ -214,6 +215,7 @@ class tensor_rounded_codes : public tensor_elements<dtype::bf16, Dim> {
  public:
   using typename base::read;
   static constexpr bool has_codes = true;
+  static constexpr std::uint32_t blocks = Dim == 64 ? 3 : 2;
 
   tensor_rounded_codes() noexcept = default;
   explicit tensor_rounded_codes(const attention_codes& codes) noexcept : codes_(codes) {}

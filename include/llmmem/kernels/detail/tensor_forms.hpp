@@ -61,6 +61,7 @@ template <dtype Element, std::uint32_t Dim>
 struct tensor_elements {
   static constexpr dtype type = tensor_type<Element>;
   static constexpr std::uint32_t dim = Dim;
+  static constexpr std::uint32_t blocks = Dim == 64 ? 5 : 3;  // of 128 threads that fit at once
   static constexpr bool has_token_scales = false;
   static constexpr bool has_codes = false;
 
