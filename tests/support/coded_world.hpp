@@ -107,8 +107,8 @@ struct code_places {
 }
 
 /// Any codes, those whose products tensor cores make exactly, or those with products of integers: int8 and
-/// int4 with one scale for a vector.
-enum class coded_kind { any, exact, integers };
+/// int4 with one scale for a vector; or e2m1 with a scale of e4m3 for each eight values.
+enum class coded_kind { any, exact, integers, short_runs };
 
 /// A layout in codes of the shape of another one: keys and values each in a form of their own.
 [[nodiscard]] inline llmmem::kv_layout any_coded_layout(std::mt19937_64& random,
@@ -122,14 +122,17 @@ enum class coded_kind { any, exact, integers };
     const std::size_t kinds = kind == coded_kind::integers ? 2 : 4;
     out.element = codes[random() % kinds];
     out.value_element = codes[random() % kinds];
+    if (kind == coded_kind::short_runs) out.value_element = out.element = dtype::fp4_e2m1;
     out.key_scales = any_scales(random, out.element, out.vector_elements(0));
     out.value_scales = any_scales(random, out.element_of(1), out.vector_elements(1));
     for (std::uint32_t p = 0; p < 2 && kind != coded_kind::any; ++p) {
       paging::scale_form& scales = p == 0 ? out.key_scales : out.value_scales;
       scales.group = paging::scale_group::vector;
-      if (kind != coded_kind::exact || out.element_of(p) != dtype::fp4_e2m1 || random() % 3 == 0) continue;
+      const bool is_short = kind == coded_kind::short_runs;
+      const bool may_run = kind == coded_kind::exact && out.element_of(p) == dtype::fp4_e2m1;
+      if (!is_short && (!may_run || random() % 3 == 0)) continue;
       scales.group = paging::scale_group::run;
-      scales.run = random() % 3 == 0 ? 8 : 16;
+      scales.run = is_short || random() % 3 == 0 ? 8 : 16;
       scales.element = dtype::fp8_e4m3;
     }
     out.key_scales.is_rotated = out.key_scales.group != paging::scale_group::channel && random() % 2 == 0;
