@@ -66,9 +66,14 @@ def promised_of_items(name):
     attention = re.search(r"::attention_work<\(llmmem::v0::dtype\)(\d+), (\d+)u?,", name)
     if attention is not None:  # eight elements of a key or value, and the floats of a share's sums
         return 8 if attention.group(1) == "4" else 16, 16
-    tensor = re.search(r"::attention_tensor_work<\(llmmem::v0::dtype\)(\d+), ", name)
+    tensor = re.search(r"::attention_tensor_work<llmmem::v0::detail::tensor_elements<\(llmmem::v0::dtype\)(\d+), ", name)
     if tensor is not None:
         return 8 if tensor.group(1) == "4" else 16, 16
+    codes = re.search(r"::attention_tensor_work<llmmem::v0::detail::tensor_codes<(\d+)u?,", name)
+    if codes is not None:  # two neighbouring packs of keys
+        return 16, 16
+    if "tensor_rounded_codes" in name:
+        return 8, 16
     if "attention_merge_work" in name:
         return 16, 16
     if "fill_work" in name:

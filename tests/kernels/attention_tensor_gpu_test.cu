@@ -1,6 +1,6 @@
 // Attention by tensor cores: first that a device's lanes have of a product what the host's have, with
-// integers, whose sums have one value; then outputs near the host's, over all shapes, also from a graph; and
-// the same bits wherever blocks lie.
+// integers, whose sums have one value; then outputs near the host's, over all shapes, also from a graph; the
+// same bits wherever blocks lie; and outputs over codes within their bounds of those over floats.
 #include <llmmem/kernels/detail/tensor_tiles.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/host_executor.hpp>
@@ -14,8 +14,10 @@
 
 #include "support/attention_on_device.cuh"
 #include "support/attention_world.hpp"
+#include "support/coded_world.hpp"
 #include "support/device.cuh"
 #include "support/small_elements.hpp"
+#include "support/tensor_bounds.hpp"
 
 namespace {
 
@@ -121,9 +123,44 @@ void check_near(const attention_world& world, const attention_results& here, con
   require(here.flag == host.flag, "the flag differs from the host's", seed);
 }
 
+/// Codes in all forms, against the host's attention to their floats by plain sums.
+void check_codes(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  const coded_world world(random, dtype::f32, seed % 2 == 0 ? coded_kind::any : coded_kind::exact,
+                          attention_arithmetic::tensor_cores);
+  alignas(16) static std::byte somewhere[16];
+  std::uintptr_t all = 0;
+  for (std::byte* const each : world.codes.planes_in(somewhere))
+    all |= reinterpret_cast<std::uintptr_t>(each);
+  const std::uint64_t how = all % 4 == 0 ? seed : 2 * seed;
+  const attention_results here = attend_on_device(world.codes, how, stream);
+  const attention_results floats = attend_on_host(world.floats, how);
+  require(here.flag == 0, "a flag over codes", seed);
+  const auto output = [](const attention_world& of, const std::vector<std::byte>& out, std::uint64_t row,
+                         std::uint32_t query, std::uint64_t e) {
+    return static_cast<double>(
+        load_element(dtype::f32, out.data() + row * of.out_strides[0] + query * of.out_strides[1] + 4 * e));
+  };
+  for (std::uint64_t row = 0; row < world.codes.rows; ++row) {
+    if (!world.codes.sequences.empty() && world.codes.sequences[row] < 0) continue;
+    for (std::uint32_t query = 0; query < world.codes.query_heads(); ++query) {
+      const tensor_bounds bounds = tensor_bounds_of(world, row, query);
+      const double told = here.log_sum_exp[row * world.codes.query_heads() + query];
+      const double expected = floats.log_sum_exp[row * world.codes.query_heads() + query];
+      require(told == expected || std::fabs(told - expected) <= bounds.product,
+              "logarithms over codes are not within their bound", seed);
+      for (std::uint64_t e = 0; e < world.codes.layout.vector_elements(1); ++e)
+        require(std::fabs(output(world.codes, here.out, row, query, e) -
+                          output(world.floats, floats.out, row, query, e)) <= bounds.outputs[e],
+                "outputs over codes are not within their bound", seed);
+    }
+  }
+}
+
 void check_world(std::uint64_t seed, cudaStream_t stream) {
   check_products<dtype::bf16>(seed, stream);
   check_products<dtype::f16>(seed, stream);
+  check_codes(seed, stream);
   std::mt19937_64 random(seed);
   const attention_world world(random, attention_arithmetic::tensor_cores);
   const attention_results here = attend_on_device(world, seed, stream);

@@ -21,6 +21,7 @@
 #include "support/attention_world.hpp"
 #include "support/coded_world.hpp"
 #include "support/seeds.hpp"
+#include "support/tensor_bounds.hpp"
 
 namespace {
 
@@ -497,15 +498,110 @@ TEST_SUITE("coded_attention") {
     }
   }
 
-  TEST_CASE("tensor cores refuse codes, and name what takes them") {
-    std::mt19937_64 random(3);
-    coded_world world(random);
-    world.codes.options.arithmetic = attention_arithmetic::tensor_cores;
-    CHECK_THROWS_WITH_AS(static_cast<void>(attend_padded(world.codes, host_executor{})),
-                         "paged_attention: cache.layout: tensor cores multiply elements without scales, but "
-                         "the layout has scales; choose attention_arithmetic::reproducible, or host_vectors "
-                         "with a host_vector_executor",
-                         argument_error);
+  TEST_CASE("tensor cores over codes come within their bounds of attention over the dequantised floats") {
+    bool is_first = true;
+    double error = 0;
+    double allowed = 0;
+    std::uint64_t seen[2] = {0, 0};  // with rounded values, and exact ones
+    for (const auto seed : seeds_within(60, 6)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const coded_kind kind = is_first        ? coded_kind::short_runs
+                              : seed % 2 == 0 ? coded_kind::any
+                                              : coded_kind::exact;
+      coded_world world(random, dtype::f32, kind, attention_arithmetic::tensor_cores);
+      // One of the worlds has packs with a scale each.
+      while (is_first && (world.codes.rows == 0 || world.codes.indices.size() < 2))
+        world = coded_world(random, dtype::f32, coded_kind::short_runs, attention_arithmetic::tensor_cores);
+      is_first = false;
+      const attended floats = attend_padded(world.floats, host_executor{});
+      const attended codes = attend_padded(world.codes, host_executor{});
+      if (seed % 4 < 2)
+        CHECK(attend_padded(world.codes, grid_executor({.blocks = 3}), !has_odd_planes(world.codes)) ==
+              codes);
+      CHECK(codes.flag == floats.flag);
+      const bool is_exact = has_exact_numbers(world.codes.layout);
+      for (std::size_t at = 0; at < floats.log_sum_exp.size(); ++at) {
+        const std::uint64_t row = at / world.codes.query_heads();
+        const auto query = static_cast<std::uint32_t>(at % world.codes.query_heads());
+        if (!world.codes.sequences.empty() && world.codes.sequences[row] < 0) continue;
+        const tensor_bounds bounds = tensor_bounds_of(world, row, query);
+        const float a = codes.log_sum_exp[at];
+        const float b = floats.log_sum_exp[at];
+        CHECK((a == b || std::fabs(static_cast<double>(a) - static_cast<double>(b)) <= bounds.product));
+        for (std::uint64_t e = 0; e < world.codes.layout.vector_elements(1); ++e) {
+          const auto output = [&](const std::vector<std::byte>& out, const attention_world& of) {
+            return static_cast<double>(load_element(
+                dtype::f32, out.data() + row * of.out_strides[0] + query * of.out_strides[1] + 4 * e));
+          };
+          const double off = std::fabs(output(codes.out, world.codes) - output(floats.out, world.floats));
+          if (off > bounds.outputs[e]) CHECK(off <= bounds.outputs[e]);
+          error += off;
+          allowed += bounds.outputs[e];
+          ++seen[is_exact ? 1 : 0];
+        }
+      }
+    }
+    CHECK(error < allowed / 4);
+    CHECK(seen[0] > 1'000);
+    CHECK(seen[1] > 1'000);
+  }
+
+  TEST_CASE("tensor cores give the same digits over scales of any size") {
+    std::mt19937_64 random(21);
+    const auto draw = [&] {
+      return coded_world(random, dtype::f32, coded_kind::exact, attention_arithmetic::tensor_cores);
+    };
+    coded_world world = draw();
+    while (world.codes.rows == 0 || world.codes.layout.key_scales.has_global ||
+           world.codes.layout.value_scales.has_global)
+      world = draw();
+    world.codes.options.scales.is_by_head = false;
+    const auto attend = [&](float keys, float values) {
+      attention_world of = world.codes;
+      of.scales[0].assign(1, keys);
+      of.scales[1].assign(1, values);
+      of.options.scale = 0.125F / keys;
+      return attend_padded(of, host_executor{});
+    };
+    const attended one = attend(1, 1);
+    for (const float size : {0x1p-90F, 0x1p-20F, 0x1p+20F, 0x1p+90F}) {
+      CAPTURE(size);
+      CHECK(attend(size, 1) == one);
+      const attended large = attend(1, size);
+      for (std::size_t i = 0; i + 4 <= one.out.size(); i += 4) {
+        if (std::equal(one.out.begin() + static_cast<std::ptrdiff_t>(i),
+                       one.out.begin() + static_cast<std::ptrdiff_t>(i + 4),
+                       world.codes.out.begin() + static_cast<std::ptrdiff_t>(i)))
+          continue;
+        CHECK(load_element(dtype::f32, large.out.data() + i) ==
+              load_element(dtype::f32, one.out.data() + i) * size);
+      }
+    }
+  }
+
+  TEST_CASE("tensor cores keep a NaN among codes and scales to its own rows and heads") {
+    for (const auto seed : seeds_within(24, 4)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      coded_world world(random, dtype::f32, seed % 2 == 0 ? coded_kind::any : coded_kind::exact,
+                        attention_arithmetic::tensor_cores);
+      const attention_world& of = world.codes;
+      if (of.tables.empty() || of.tables[0].empty()) continue;
+      const auto p = static_cast<std::uint32_t>(seed / 2 % 2);
+      const std::uint32_t scales = code_places_of(of.layout, p).scales;
+      const auto& form = p == 0 ? of.layout.key_scales : of.layout.value_scales;
+      store_element(
+          form.element,
+          world.codes.cache.data() + of.layout.strides(scales, of.blocks)
+                                         .offset(of.layer, static_cast<std::uint64_t>(of.tables[0][0]), 0, 0),
+          nan_value);
+      world.dequantize();
+      const attended codes = attend_padded(world.codes, host_executor{});
+      const attended floats = attend_padded(world.floats, host_executor{});
+      each_output(world, codes.out, floats.out,
+                  [&](float a, float b) { CHECK(std::isnan(a) == std::isnan(b)); });
+    }
   }
 
   TEST_CASE(

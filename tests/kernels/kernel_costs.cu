@@ -21,6 +21,7 @@
 #include <llmmem/kernels/select_tokens.hpp>
 #include <llmmem/kernels/select_top.hpp>
 #include <llmmem/kernels/xor_blocks.hpp>
+#include <llmmem/paging/named_forms.hpp>
 
 #include <algorithm>
 #include <array>
@@ -321,11 +322,28 @@ void count_attention(counting& count) {
   constexpr std::uint32_t query_heads = 16;
   const auto queries = any_memory(sequences * query_heads * 256, 19);
   const auto out = any_memory(sequences * query_heads * 256, 20);
-  for (const auto& [name, stored] : {std::pair{"bf16", dtype::bf16}, std::pair{"e4m3", dtype::fp8_e4m3}}) {
-    const kv_layout layout{.layers = 1, .heads = 4, .head_dim = 128, .element = stored};
+  struct form {
+    const char* name;
+    kv_layout layout;
+    bool is_short;  // one share alone
+  };
+  constexpr kv_layout model{.layers = 1, .heads = 4, .head_dim = 128, .block_tokens = 16};
+  const auto in = [&](dtype element) {
+    kv_layout of = model;
+    of.element = element;
+    return of;
+  };
+  using enum paging::named_form;
+  for (const auto& [name, layout, is_short] :
+       {form{"bf16", in(dtype::bf16), false}, form{"e4m3", in(dtype::fp8_e4m3), false},
+        form{"int8 by token", paging::in_form(model, int8_by_token), true},
+        form{"int4 by token", paging::in_form(model, int4_by_token), true},
+        form{"int4 by channel", paging::in_form(model, int4_by_channel), true},
+        form{"nvfp4", paging::in_form(model, nvfp4), true}}) {
     const auto cache = any_memory(layout.total_bytes(sequences * each), 21);
     for (const auto arithmetic : {attention_arithmetic::reproducible, attention_arithmetic::tensor_cores}) {
       for (const std::uint32_t shares : {1U, 8U}) {
+        if (is_short && shares != 1) continue;
         attention_options options{
             .query_heads = query_heads, .element = dtype::bf16, .arithmetic = arithmetic};
         if (shares > 1)

@@ -106,8 +106,9 @@ struct code_places {
   return out;
 }
 
-/// Any codes, or those whose products are integers: int8 and int4 with one scale for a vector.
-enum class coded_kind { any, integers };
+/// Any codes, those whose products tensor cores make exactly, or those with products of integers: int8 and
+/// int4 with one scale for a vector; or e2m1 with a scale of e4m3 for each eight values.
+enum class coded_kind { any, exact, integers, short_runs };
 
 /// A layout in codes of the shape of another one: keys and values each in a form of their own.
 [[nodiscard]] inline llmmem::kv_layout any_coded_layout(std::mt19937_64& random,
@@ -121,10 +122,19 @@ enum class coded_kind { any, integers };
     const std::size_t kinds = kind == coded_kind::integers ? 2 : 4;
     out.element = codes[random() % kinds];
     out.value_element = codes[random() % kinds];
+    if (kind == coded_kind::short_runs) out.value_element = out.element = dtype::fp4_e2m1;
     out.key_scales = any_scales(random, out.element, out.vector_elements(0));
     out.value_scales = any_scales(random, out.element_of(1), out.vector_elements(1));
-    if (kind == coded_kind::integers)
-      out.key_scales.group = out.value_scales.group = paging::scale_group::vector;
+    for (std::uint32_t p = 0; p < 2 && kind != coded_kind::any; ++p) {
+      paging::scale_form& scales = p == 0 ? out.key_scales : out.value_scales;
+      scales.group = paging::scale_group::vector;
+      const bool is_short = kind == coded_kind::short_runs;
+      const bool may_run = kind == coded_kind::exact && out.element_of(p) == dtype::fp4_e2m1;
+      if (!is_short && (!may_run || random() % 3 == 0)) continue;
+      scales.group = paging::scale_group::run;
+      scales.run = is_short || random() % 3 == 0 ? 8 : 16;
+      scales.element = dtype::fp8_e4m3;
+    }
     out.key_scales.is_rotated = out.key_scales.group != paging::scale_group::channel && random() % 2 == 0;
     // Scales that are not aligned to their type are refused; then another one is drawn.
     if (llmmem::detail::check_code_places({somewhere, blocks, out}, "")) return out.checked();
@@ -136,11 +146,13 @@ struct coded_world {
   attention_world codes;
   attention_world floats;
 
-  /// @param element  of queries and outputs.
+  /// @param element     of queries and outputs.
+  /// @param arithmetic  over the codes; over the floats it is `reproducible`.
   explicit coded_world(std::mt19937_64& random, llmmem::dtype element = llmmem::dtype::f32,
-                       coded_kind kind = coded_kind::any)
-      : codes(random), floats(codes) {
+                       coded_kind kind = coded_kind::any, llmmem::attention_arithmetic arithmetic = {})
+      : codes(random, arithmetic), floats(codes) {
     using namespace llmmem;
+    floats.options.arithmetic = {};
     codes.layout = any_coded_layout(random, codes.layout, codes.blocks, kind);
     draw_codes(random);
     const bool is_by_head = random() % 2 == 0;

@@ -46,9 +46,6 @@ namespace detail {
     case 6:
       return "the kernel writes single tokens, but a scale by channel is known only when its block is full; "
              "append to an open block in bf16 or f32, and close it by quantize_kv_blocks";
-    case 9:
-      return "tensor cores multiply elements without scales, but the layout has scales; choose "
-             "attention_arithmetic::reproducible, or host_vectors with a host_vector_executor";
     case 10:
       return paging::sentence_of(static_cast<paging::record_fault>(why.wanted));
     case 11:
@@ -119,7 +116,7 @@ inline constexpr std::array kernels_errors{
                .name = "unsupported_layout",
                .index =
                    "what of the layout: 0 planes, 1 value_element, 2 rotary_dim, 3 part.cp_size, 4 and 5 "
-                   "scales, 6 scales by channel, 8 a rotation, 9 scales for tensor cores, 10 to 13 latents, "
+                   "scales, 6 scales by channel, 8 a rotation, 10 to 13 latents, "
                    "14 what tokens of a block share, 15 what heads share, 16 codes for integer dots, 17 "
                    "parts of ranks",
                .wanted = "what the kernel takes",
@@ -143,9 +140,9 @@ inline constexpr error_code lanes_differ = detail::code_of<89>(detail::kernels_e
 inline constexpr error_code no_device_code = detail::code_of<91>(detail::kernels_errors);
 /// A kernel does not support caches of that layout: index = the part of it, 0 its planes, 1 `value_element`,
 /// 2 `rotary_dim`, 3 `part.cp_size`, 4 and 5 its scales, 6 scales by channel, 8 `is_rotated`,
-/// 9 scales for tensor cores, 10 a record of latents (wanted = its `record_fault`), 11 a layout without
-/// its rows, 12 a scale of 0, 13 tensor cores over latents, 14 scales that the tokens of a block share, 15
-/// vectors that heads share, 16 codes for integer dots, 17 the part of one of several ranks;
+/// 10 a record of latents (wanted = its `record_fault`), 11 a layout without its rows, 12 a scale of 0, 13
+/// tensor cores over latents, 14 scales that the tokens of a block share, 15 vectors that heads share, 16
+/// codes for integer dots, 17 the part of one of several ranks;
 /// wanted = what the kernel supports, found = what the layout says.
 inline constexpr error_code unsupported_layout = detail::code_of<92>(detail::kernels_errors);
 

@@ -62,8 +62,19 @@ enum class attention_arithmetic : std::uint8_t {
   /// query heads for the instructions of one. Weights are rounded to the cache's type, with fp8 to halves,
   /// and so are queries of another type (after scaling between 1 and 2 by a power of two). The bits are those
   /// of a kind of device; a host has its own. The scale is applied after the products, so keys of 2^120 and
-  /// more make them infinite or NaN. For caches of bf16, half or fp8 whose keys and values have 64 elements,
-  /// or 128.
+  /// more make them infinite or NaN. For caches of bf16, half, fp8 or codes whose keys and values have 64
+  /// elements, or 128.
+  ///
+  /// Of codes, by their scales:
+  ///
+  /// - One scale for each vector, or `fp4_e2m1` with scales of `fp8_e4m3` by run, of keys and of values:
+  ///   halves hold every code, and its product with such a scale; other scales multiply products and weights
+  ///   as floats. So only queries and weights are rounded, to halves. A product differs
+  ///   by at most 2^-11 x scale x the sum of its terms' sizes; an output, at equal products, by at most 2^-11
+  ///   x the weighted mean of its values' sizes.
+  /// - Other scales, by channel or by run: code x scale is rounded to bf16, and so are queries and weights;
+  ///   both bounds are 2^-7 instead. Scales that differ within a vector are no factor of its product, so each
+  ///   code is multiplied where it is read.
   tensor_cores,
   /// Float dots by vector instructions of a host (`host_vector_executor`; other executors refuse it): each
   /// key and value is
@@ -160,10 +171,10 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 ///      more than 256 elements; `errc::bad_granularity` for vectors whose number of elements is not a
 ///      multiple of 8, and for addresses and strides that are not a multiple of 16 bytes, or of 8 elements if
 ///      these are fewer, and for scales that are not aligned to their type; `errc::unsupported_layout` for
-///      codes or scales in other forms than those above, for scales with tensor cores, for a rotary part, for
-///      a `value_element` of its own without scales, and for a layout of a part of the tokens
-///      (`part.cp_size`), of which `paged_attention_part` makes a part, and of latents for a record that is
-///      invalid or that the layout does not hold, a scale of 0, and tensor cores;
+///      codes or scales in other forms than those above, for a rotary part, for a `value_element` of its own
+///      without scales, and for a layout of a part of the tokens (`part.cp_size`), of which
+///      `paged_attention_part` makes a part, and of latents for a record that is invalid or that the layout
+///      does not hold, a scale of 0, and tensor cores;
 ///      `errc::size_mismatch` for query heads
 ///      that are 0 or not a multiple of the cache's, `shared` rows that do not divide the rows, shares whose
 ///      number of tokens is not a multiple of 8, vector lengths that `tensor_cores` does not take, and a

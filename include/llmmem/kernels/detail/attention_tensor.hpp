@@ -5,6 +5,8 @@
 #include <llmmem/config.hpp>
 #include <llmmem/kernels/detail/attention_share.hpp>
 #include <llmmem/kernels/detail/attention_tile.hpp>
+#include <llmmem/kernels/detail/coded_vectors.hpp>
+#include <llmmem/kernels/detail/tensor_forms.hpp>
 #include <llmmem/kernels/detail/tensor_tiles.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
 #include <llmmem/kernels/lanes.hpp>
@@ -20,40 +22,6 @@ namespace detail {
 inline constexpr std::uint32_t tensor_heads = 8;
 inline constexpr std::uint32_t tensor_tokens = 16;
 
-/// Elements of 16 bits that equal a cache's: its own, or halves of fp8.
-template <dtype Element>
-inline constexpr dtype tensor_type = Element == dtype::fp8_e4m3 ? dtype::f16 : Element;
-
-/// Eight elements, two to a word.
-struct tensor_pack {
-  std::uint32_t word[4];
-};
-
-/// Eight elements of a key or value as a tensor core takes them.
-template <dtype Element>
-[[nodiscard]] LLMMEM_HD inline tensor_pack tensor_pack_of(const attention_raw<Element>& raw) noexcept {
-  tensor_pack out{};
-  LLMMEM_UNROLL
-  for (unsigned i = 0; i < 4; ++i) {
-    if constexpr (Element == dtype::fp8_e4m3) {
-      out.word[i] = halves_of_pair(element_of<std::uint16_t>(raw.part[0], i));
-    } else {
-      out.word[i] = raw.part[0].words[i];
-    }
-  }
-  return out;
-}
-
-/// A lane's keys and values of a step. Keys: elements 8t to 8t + 7 of each 32, of tokens g and g + 8. Values:
-/// elements 8g to 8g + 7 of each 64, of tokens 2t, 2t + 1, 2t + 8 and 2t + 9. All lanes read stretches of at
-/// least 64 and 32 elements, and every product finds its factors in its own lane.
-template <dtype Element, std::uint32_t Dim>
-struct tensor_read {
-  attention_raw<Element> key[2][Dim / 32];
-  attention_raw<Element> value[2][2][Dim / 64];
-  bool counts[2] = {false, false};  // the keys' tokens
-};
-
 /// What a lane keeps while its warp goes through a share. Of its own query heads, 2t and 2t + 1:
 template <std::uint32_t Dim>
 struct tensor_state {
@@ -62,6 +30,9 @@ struct tensor_state {
   float scale[2];                // of a product
   float most[2];
   float total[2];  // of the exponentials of the lane's own tokens
+  // With scales of tokens: the largest weight times scale so far. Sums are in units of the power of two
+  // below.
+  float largest[2];
 };
 
 /// A share for up to eight query heads that share one of the cache's, by a whole warp: keys times queries, 16
@@ -70,15 +41,19 @@ struct tensor_state {
 ///
 /// @par Source   Dao et al., "FlashAttention", 2022, for weights that are multiplied as they come; the order
 ///      of elements within a product is free, which avoids shared memory.
-template <dtype Element, std::uint32_t Dim, class Tables>
+template <class Form, class Tables>
 class attention_tensor_work {
+  static constexpr std::uint32_t Dim = Form::dim;
+  static constexpr dtype type = Form::type;
+  using read_type = typename Form::read;
+
  public:
   static constexpr int compute_capability = 80;
   static constexpr std::uint32_t threads = 128;
-  static constexpr std::uint32_t blocks = Dim == 64 ? 5 : 3;
+  static constexpr std::uint32_t blocks = Form::blocks;
 
-  attention_tensor_work(const attention_shape& shape, const Tables& tables) noexcept
-      : shape_(shape), tables_(tables), shares_(shape) {}
+  attention_tensor_work(const attention_shape& shape, const Tables& tables, const Form& form = {}) noexcept
+      : shape_(shape), tables_(tables), shares_(shape), form_(form) {}
 
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return shares_.items(shape_); }
   [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return 32; }
@@ -91,7 +66,7 @@ class attention_tensor_work {
     const std::uint32_t own_steps = (at.to - at.from + tensor_tokens - 1) / tensor_tokens;
     std::uint32_t tile = at.from;
     for (std::uint32_t left = group.turns(own_steps); left != 0; --left, tile += tensor_tokens) {
-      typename Group::template held<tensor_read<Element, Dim>> read;
+      typename Group::template held<read_type> read;
       LLMMEM_UNROLL
       for (std::uint32_t half = 0; half < 2; ++half) {
         const token_place first = whole_tile(shape_, tables_, at, tile + half * attention_tile);
@@ -108,16 +83,54 @@ class attention_tensor_work {
   }
 
  private:
-  static constexpr dtype type = tensor_type<Element>;
+  struct query_part {
+    attention_floats of[Dim / 32];
+  };
+
+  /// To the basis of rotated keys, by Hadamard's matrix: a lane's own elements first, then its neighbours'.
+  template <class Group>
+  LLMMEM_HD void turn_queries(const Group& group,
+                              typename Group::template held<query_part>& query) const noexcept {
+    typename Group::template held<float> other;
+    LLMMEM_UNROLL
+    for (std::uint32_t step = 1; step < 4; step *= 2) {
+      LLMMEM_UNROLL
+      for (std::uint32_t i = 0; i < Dim / 4; ++i) {
+        group.each([&](std::uint32_t lane) { other[lane] = query[lane].of[i / 8].of[i % 8]; });
+        group.swap(other, step);
+        group.each([&](std::uint32_t lane) {
+          float& mine = query[lane].of[i / 8].of[i % 8];
+          mine = (lane & step) != 0 ? other[lane] - mine : mine + other[lane];
+        });
+      }
+    }
+    group.each([&](std::uint32_t lane) {
+      LLMMEM_UNROLL
+      for (std::uint32_t step = 1; step < Dim / 4; step *= 2) {
+        LLMMEM_UNROLL
+        for (std::uint32_t i = 0; i < Dim / 4; ++i) {
+          if ((i & step) != 0) continue;
+          const std::uint32_t j = i | step;
+          float& first = query[lane].of[i / 8].of[i % 8];
+          float& second = query[lane].of[j / 8].of[j % 8];
+          const float a = first;
+          first = a + second;
+          second = a - second;
+        }
+      }
+      LLMMEM_UNROLL
+      for (std::uint32_t i = 0; i < Dim / 4; ++i) {
+        float& each = query[lane].of[i / 8].of[i % 8];
+        each = product_of(each, form_.rotation());
+      }
+    });
+  }
 
   /// Reads the queries. Scales them to between 1 and 2 by a power of two, so that halves can hold bf16 and
   /// floats; the scores are scaled back.
   template <class Group>
   LLMMEM_HD void begin(const Group& group, const attention_place& at,
                        typename Group::template held<tensor_state<Dim>>& own) const noexcept {
-    struct query_part {
-      attention_floats of[Dim / 32];
-    };
     typename Group::template held<query_part> query;
     typename Group::template held<float> largest;
     group.each([&](std::uint32_t lane) {
@@ -127,24 +140,44 @@ class attention_tensor_work {
       for (std::uint32_t c = 0; c < Dim / 32; ++c) {
         query[lane].of[c] = {};
         if (head < at.queries)
-          query[lane].of[c] = read_floats(query_at(shape_, at, head, c * 4 + lane % 4), shape_.element);
+          query[lane].of[c] =
+              read_floats(query_at(shape_, at, head, Form::key_pack(c, lane)), shape_.element);
         LLMMEM_UNROLL
         for (unsigned i = 0; i < attention_pack; ++i)
           largest[lane] = larger_of(largest[lane], size_of(query[lane].of[c].of[i]));
       }
     });
+    if constexpr (Form::has_codes) {
+      if (form_.is_rotated()) {
+        turn_queries(group, query);
+        group.each([&](std::uint32_t lane) {
+          largest[lane] = 0;
+          LLMMEM_UNROLL
+          for (std::uint32_t i = 0; i < Dim / 4; ++i)
+            largest[lane] = larger_of(largest[lane], size_of(query[lane].of[i / 8].of[i % 8]));
+        });
+      }
+    }
     const auto larger = [](float a, float b) { return larger_of(a, b); };
     join_pairs(group, largest, 1, larger);
     join_pairs(group, largest, 2, larger);
-    const float scale = product_of(shape_.scale, shape_.scale_of(shape_.scales.keys, at.head));
+    float scale = product_of(shape_.scale, shape_.scale_of(shape_.scales.keys, at.head));
+    if constexpr (Form::has_token_scales) scale = product_of(scale, form_.key_factor());
     group.each([&](std::uint32_t lane) {
       const float down = power_of_two_below(largest[lane]).inverse;
       LLMMEM_UNROLL
       for (std::uint32_t k = 0; k < Dim / 16; ++k) {
         LLMMEM_UNROLL
         for (std::uint32_t w = 0; w < 2; ++w) {
-          const float* const of = query[lane].of[k / 2].of + k % 2 * 4 + w * 2;
-          own[lane].query[k].word[w] = nearest_pair<type>(product_of(of[0], down), product_of(of[1], down));
+          const std::uint32_t word = k % 2 * 2 + w;
+          const float* const of = query[lane].of[k / 2].of;
+          float first = of[2 * word];
+          float second = of[2 * word + 1];
+          if (form_.splits_keys()) {
+            first = of[word];
+            second = of[word + 4];
+          }
+          own[lane].query[k].word[w] = nearest_pair<type>(product_of(first, down), product_of(second, down));
         }
       }
     });
@@ -156,6 +189,7 @@ class attention_tensor_work {
         own[lane].scale[h] = product_of(scale, power_of_two_below(of_head[lane]).power);
         own[lane].most[h] = lowest();
         own[lane].total[h] = 0;
+        own[lane].largest[h] = 0;
       });
     }
     group.each([&](std::uint32_t lane) {
@@ -165,69 +199,51 @@ class attention_tensor_work {
     });
   }
 
-  LLMMEM_HD void load_key(const attention_place& at, const token_place& token, std::uint32_t half,
-                          std::uint32_t lane, tensor_read<Element, Dim>& read) const noexcept {
-    LLMMEM_UNROLL
-    for (std::uint32_t c = 0; c < Dim / 32; ++c)
-      read.key[half][c].load(pack_at<Element>(at.keys, shape_.keys.strides, token, c * 4 + lane % 4));
-  }
-  LLMMEM_HD void load_value(const attention_place& at, const token_place& token, std::uint32_t half,
-                            std::uint32_t which, std::uint32_t lane,
-                            tensor_read<Element, Dim>& read) const noexcept {
-    LLMMEM_UNROLL
-    for (std::uint32_t s = 0; s < Dim / 64; ++s)
-      read.value[half][which][s].load(
-          pack_at<Element>(at.values, shape_.values.strides, token, s * 8 + lane / 4));
-  }
-
   /// Half of a step, eight tokens in one block.
   LLMMEM_HD void read_tile(const attention_place& at, token_place first, std::uint32_t half,
-                           std::uint32_t lane, tensor_read<Element, Dim>& read) const noexcept {
+                           std::uint32_t lane, read_type& read) const noexcept {
     const std::uint64_t begins = first.token;
     read.counts[half] = true;
     first.token = begins + lane / 4;
-    load_key(at, first, half, lane, read);
+    form_.load_key(shape_, at, first, half, lane, read);
     LLMMEM_UNROLL
     for (std::uint32_t i = 0; i < 2; ++i) {
       first.token = begins + std::uint64_t{lane % 4} * 2 + i;
-      load_value(at, first, half, i, lane, read);
+      form_.load_value(shape_, at, first, half, i, lane, read);
     }
   }
 
   /// Half of a step in which some tokens may not count, or that spans several blocks. Elements that are not
   /// read become zero, because a NaN times a weight of zero is still a NaN.
   LLMMEM_HD void read_tokens(const attention_place& at, std::uint32_t begins, std::uint32_t half,
-                             std::uint32_t lane, tensor_read<Element, Dim>& read) const noexcept {
-    LLMMEM_UNROLL
-    for (std::uint32_t c = 0; c < Dim / 32; ++c)
-      read.key[half][c] = {};
+                             std::uint32_t lane, read_type& read) const noexcept {
+    Form::clear_key(half, read);
     const token_place key = counted_place(shape_, tables_, at, begins + lane / 4);
     read.counts[half] = key.what == token_place::kind::in_cache;
-    if (read.counts[half]) load_key(at, key, half, lane, read);
+    if (read.counts[half]) form_.load_key(shape_, at, key, half, lane, read);
     LLMMEM_UNROLL
     for (std::uint32_t i = 0; i < 2; ++i) {
-      LLMMEM_UNROLL
-      for (std::uint32_t s = 0; s < Dim / 64; ++s)
-        read.value[half][i][s] = {};
+      Form::clear_value(half, i, read);
       const token_place value = counted_place(shape_, tables_, at, begins + lane % 4 * 2 + i);
-      if (value.what == token_place::kind::in_cache) load_value(at, value, half, i, lane, read);
+      if (value.what == token_place::kind::in_cache) form_.load_value(shape_, at, value, half, i, lane, read);
     }
   }
 
   template <class Group>
-  LLMMEM_HD static void take_step(const Group& group,
-                                  typename Group::template held<tensor_read<Element, Dim>>& read,
-                                  typename Group::template held<tensor_state<Dim>>& own) noexcept {
+  LLMMEM_HD void take_step(const Group& group, typename Group::template held<read_type>& read,
+                           typename Group::template held<tensor_state<Dim>>& own) const noexcept {
     typename Group::template held<tensor_sum> scores;
     group.each([&](std::uint32_t lane) { scores[lane] = {}; });
     group.meet();
+    typename Group::template held<tensor_keys<Dim>> all_keys;
+    group.each([&](std::uint32_t lane) { all_keys[lane] = form_.keys_of(read[lane]); });
     LLMMEM_UNROLL
     for (std::uint32_t k = 0; k < Dim / 16; ++k) {
       typename Group::template held<tensor_left> keys;
       typename Group::template held<tensor_right> queries;
       group.each([&](std::uint32_t lane) {
-        const tensor_pack first = tensor_pack_of(read[lane].key[0][k / 2]);
-        const tensor_pack second = tensor_pack_of(read[lane].key[1][k / 2]);
+        const tensor_pack& first = all_keys[lane].of[0][k / 2];
+        const tensor_pack& second = all_keys[lane].of[1][k / 2];
         const std::uint32_t w = k % 2 * 2;
         keys[lane] = {{first.word[w], second.word[w], first.word[w + 1], second.word[w + 1]}};
         queries[lane] = own[lane].query[k];
@@ -236,6 +252,8 @@ class attention_tensor_work {
     }
     typename Group::template held<tensor_right> weights;
     weigh(group, read, scores, own, weights);
+    typename Group::template held<tensor_values<Dim>> all_values;
+    group.each([&](std::uint32_t lane) { all_values[lane] = form_.values_of(read[lane]); });
     LLMMEM_UNROLL
     for (std::uint32_t m = 0; m < Dim / 16; ++m) {
       typename Group::template held<tensor_left> values;
@@ -244,8 +262,8 @@ class attention_tensor_work {
         LLMMEM_UNROLL
         for (std::uint32_t half = 0; half < 2; ++half) {
           // A word holds two elements of a token; the product needs two tokens of an element.
-          const std::uint32_t a = tensor_pack_of(read[lane].value[half][0][m / 4]).word[m % 4];
-          const std::uint32_t b = tensor_pack_of(read[lane].value[half][1][m / 4]).word[m % 4];
+          const std::uint32_t a = all_values[lane].of[half][0][m / 4].word[m % 4];
+          const std::uint32_t b = all_values[lane].of[half][1][m / 4].word[m % 4];
           values[lane].word[half * 2] = (a & 0xFFFFU) | b << 16;
           values[lane].word[half * 2 + 1] = a >> 16 | (b & 0xFFFF'0000U);
         }
@@ -258,8 +276,7 @@ class attention_tensor_work {
 
   /// Turns scores into weights, relative to the largest score so far, and rescales the previous sums to it.
   template <class Group>
-  LLMMEM_HD static void weigh(const Group& group,
-                              typename Group::template held<tensor_read<Element, Dim>>& read,
+  LLMMEM_HD static void weigh(const Group& group, typename Group::template held<read_type>& read,
                               typename Group::template held<tensor_sum>& scores,
                               typename Group::template held<tensor_state<Dim>>& own,
                               typename Group::template held<tensor_right>& weights) noexcept {
@@ -270,6 +287,7 @@ class attention_tensor_work {
         LLMMEM_UNROLL
         for (std::uint32_t half = 0; half < 2; ++half) {
           float& score = scores[lane].of[half * 2 + h];
+          if constexpr (Form::has_token_scales) score = product_of(score, read[lane].key_scale[half]);
           score = read[lane].counts[half] ? product_of(score, own[lane].scale[h]) : lowest();
         }
         most[lane] = larger_of(scores[lane].of[h], scores[lane].of[2 + h]);
@@ -277,6 +295,7 @@ class attention_tensor_work {
       LLMMEM_UNROLL
       for (std::uint32_t step = 4; step < 32; step *= 2)
         join_pairs(group, most, step, [](float a, float b) { return larger_of(a, b); });
+      typename Group::template held<float> rescale;
       group.each([&](std::uint32_t lane) {
         tensor_state<Dim>& mine = own[lane];
         const float now = larger_of(mine.most[h], most[lane]);
@@ -288,10 +307,14 @@ class attention_tensor_work {
         first = power_of_two(first - base);
         second = power_of_two(second - base);
         mine.total[h] = fused(mine.total[h], factor, first + second);
+        rescale[lane] = factor;
+      });
+      if constexpr (Form::has_token_scales) scale_weights(group, read, scores, own, h, rescale);
+      group.each([&](std::uint32_t lane) {
         LLMMEM_UNROLL
-        for (tensor_sum& each : mine.sum) {
-          each.of[h] = product_of(each.of[h], factor);
-          each.of[2 + h] = product_of(each.of[2 + h], factor);
+        for (tensor_sum& each : own[lane].sum) {
+          each.of[h] = product_of(each.of[h], rescale[lane]);
+          each.of[2 + h] = product_of(each.of[2 + h], rescale[lane]);
         }
       });
     }
@@ -305,6 +328,43 @@ class attention_tensor_work {
       transpose(group, pair);
       group.each([&](std::uint32_t lane) { weights[lane].word[half] = pair[lane]; });
     }
+  }
+
+  /// Multiplies weights by their values' scales, and brings the largest product so far to between 1 and 2 by
+  /// a power of two, so that halves can hold the products for scales of any size. The sums follow.
+  template <class Group>
+  LLMMEM_HD static void scale_weights(const Group& group, typename Group::template held<read_type>& read,
+                                      typename Group::template held<tensor_sum>& scores,
+                                      typename Group::template held<tensor_state<Dim>>& own, std::uint32_t h,
+                                      typename Group::template held<float>& rescale) noexcept {
+    typename Group::template held<float> largest;
+    group.each([&](std::uint32_t lane) {
+      float& first = scores[lane].of[h];
+      float& second = scores[lane].of[2 + h];
+      first = product_of(first, read[lane].value_scale[0]);
+      second = product_of(second, read[lane].value_scale[1]);
+      largest[lane] = larger_of(size_of(first), size_of(second));
+    });
+    LLMMEM_UNROLL
+    for (std::uint32_t step = 4; step < 32; step *= 2)
+      join_pairs(group, largest, step, [](float a, float b) { return larger_of(a, b); });
+    group.each([&](std::uint32_t lane) {
+      float& kept = own[lane].largest[h];
+      const float before = power_of_two_below(kept).power;
+      kept = larger_of(product_of(kept, rescale[lane]), largest[lane]);
+      const float down = power_of_two_below(kept).inverse;
+      rescale[lane] = product_of(product_of(rescale[lane], before), down);
+      scores[lane].of[h] = product_of(scores[lane].of[h], down);
+      scores[lane].of[2 + h] = product_of(scores[lane].of[2 + h], down);
+    });
+  }
+
+  /// Element `i` of a lane's values of head `h`, of each 64 the `s`-th.
+  [[nodiscard]] LLMMEM_HD float sum_of(const tensor_state<Dim>& own, std::uint32_t s, std::uint32_t i,
+                                       std::uint32_t h) const noexcept {
+    const float whole = own.sum[s * 4 + i / 2].of[i % 2 * 2 + h];
+    const float split = own.sum[s * 4 + i % 4].of[i / 4 * 2 + h];
+    return form_.splits_values() ? split : whole;
   }
 
   template <class Group>
@@ -325,12 +385,14 @@ class attention_tensor_work {
         for (std::uint32_t s = 0; s < Dim / 64; ++s) {
           attention_total of{{}, own[lane].most[h], total[lane]};
           LLMMEM_UNROLL
-          for (std::uint32_t e = 0; e < attention_pack; e += 2) {
-            const tensor_sum& both = own[lane].sum[s * 4 + e / 2];
-            of.sum.of[e] = both.of[h];
-            of.sum.of[e + 1] = both.of[2 + h];
+          for (std::uint32_t e = 0; e < attention_pack; ++e) {
+            of.sum.of[e] = sum_of(own[lane], s, e, h);
+            if constexpr (Form::has_token_scales)
+              of.sum.of[e] = product_of(
+                  of.sum.of[e],
+                  product_of(power_of_two_below(own[lane].largest[h]).power, form_.value_factor()));
           }
-          finish_share(shape_, output, at.share, at.span.shares, s * 8 + lane / 4, of);
+          finish_share(shape_, output, at.share, at.span.shares, Form::value_pack(s, lane), of);
         }
       });
     }
@@ -339,6 +401,7 @@ class attention_tensor_work {
   attention_shape shape_;
   Tables tables_;
   attention_shares<tensor_heads> shares_;
+  Form form_;
 };
 
 }  // namespace detail

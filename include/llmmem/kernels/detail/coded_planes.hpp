@@ -37,8 +37,8 @@ namespace detail {
 [[nodiscard]] inline std::uint32_t scale_plane_of(const kv_layout& codes, std::uint32_t p) noexcept {
   return plane_of_role(codes, p == 0 ? paging::plane_role::key_scale : paging::plane_role::value_scale);
 }
-[[nodiscard]] inline const paging::scale_form& scales_of_plane(const kv_layout& codes,
-                                                               std::uint32_t p) noexcept {
+[[nodiscard]] constexpr const paging::scale_form& scales_of_plane(const kv_layout& codes,
+                                                                  std::uint32_t p) noexcept {
   return p == 0 ? codes.key_scales : codes.value_scales;
 }
 

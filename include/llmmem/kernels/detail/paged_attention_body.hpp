@@ -12,6 +12,8 @@
 #include <llmmem/kernels/detail/kv_form_checks.hpp>
 #include <llmmem/kernels/detail/latent_attention.hpp>
 #include <llmmem/kernels/detail/latent_rows.hpp>
+#include <llmmem/kernels/detail/tensor_codes.hpp>
+#include <llmmem/kernels/detail/tensor_forms.hpp>
 #include <llmmem/kernels/detail/vector_heads.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
@@ -21,6 +23,7 @@
 #include <bit>
 #include <limits>
 #include <numbers>
+#include <type_traits>
 
 namespace llmmem {
 inline namespace v0 {
@@ -71,8 +74,7 @@ struct attention_request {
 
 /// Checks the further requirements of tensor cores.
 [[nodiscard]] inline result<void> check_tensor_cores(const kv_layout& layout) noexcept {
-  if (has_codes(layout)) return failure{errc::unsupported_layout, 9, 0, 0, "paged_attention: cache.layout"};
-  if (layout.element == dtype::f32)
+  if (!has_codes(layout) && layout.element == dtype::f32)
     return failure{errc::no_conversion, 0, static_cast<std::uint64_t>(dtype::f16),
                    static_cast<std::uint64_t>(layout.element),
                    "paged_attention: tensor_cores, of caches of bf16, f16 or fp8"};
@@ -347,8 +349,8 @@ result<void> attend_with(const Run& run, const attention_shape& shape, const Tab
   if constexpr (Element != dtype::f32) {
     if (arithmetic == attention_arithmetic::tensor_cores) {
       if (shape.key_packs * attention_pack == 64)
-        return run.each(attention_tensor_work<Element, 64, Tables>(shape, tables));
-      return run.each(attention_tensor_work<Element, 128, Tables>(shape, tables));
+        return run.each(attention_tensor_work<tensor_elements<Element, 64>, Tables>(shape, tables));
+      return run.each(attention_tensor_work<tensor_elements<Element, 128>, Tables>(shape, tables));
     }
   }
   if (shape.group == 1) return run.each(attention_work<Element, 1, Tables>(shape, tables, lanes));
@@ -366,6 +368,23 @@ result<void> attend_codes(const Run& run, const attention_shape& shape, const Ta
       return run.attend_by_vectors(shape, codes, tables);
     if (of.options.arithmetic == attention_arithmetic::host_integers)
       return run.attend_by_integers(shape, codes, tables);
+  }
+  if (of.options.arithmetic == attention_arithmetic::tensor_cores) {
+    const auto attend_by = [&]<class Form>(const Form& form) {
+      return run.each(attention_tensor_work<Form, Tables>(shape, tables, form));
+    };
+    const auto attend_to = [&]<std::uint32_t Dim>(std::integral_constant<std::uint32_t, Dim>) {
+      switch (tensor_exactness_of(of.cache.layout)) {
+        case tensor_exactness::by_token:
+          return attend_by(tensor_codes<Dim, false>(codes));
+        case tensor_exactness::by_run:
+          return attend_by(tensor_codes<Dim, true>(codes));
+        default:
+          return attend_by(tensor_rounded_codes<Dim>(codes));
+      }
+    };
+    if (shape.key_packs * attention_pack == 64) return attend_to(std::integral_constant<std::uint32_t, 64>{});
+    return attend_to(std::integral_constant<std::uint32_t, 128>{});
   }
   if (shape.group == 1)
     return run.each(attention_work<dtype::f32, 1, Tables, attention_codes>(shape, tables, lanes, codes));

@@ -1,0 +1,281 @@
+/// @file
+/// Keys and values in codes as tensor cores take them.
+#pragma once
+
+#include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/attention_share.hpp>
+#include <llmmem/kernels/detail/attention_tile.hpp>
+#include <llmmem/kernels/detail/coded_planes.hpp>
+#include <llmmem/kernels/detail/coded_vectors.hpp>
+#include <llmmem/kernels/detail/tensor_code_packs.hpp>
+#include <llmmem/kernels/detail/tensor_forms.hpp>
+#include <llmmem/kernels/elements.hpp>
+#include <llmmem/kernels/kv_tokens.hpp>
+#include <llmmem/model/dtype.hpp>
+#include <llmmem/paging/kv_layout.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace llmmem {
+inline namespace v0 {
+namespace detail {
+
+/// Codes whose numbers halves hold, with a scale for each token's vector. Products of codes are exact as in
+/// floats: the scales of keys multiply them afterwards, and those of values the weights before.
+///
+/// With `Runs`, a plane of e2m1 may have scales of e4m3 by run: these multiply the numbers where they are
+/// read, without rounding.
+///
+/// Packs of a lane are neighbours, so that it reads up to 16 bytes at once.
+template <std::uint32_t Dim, bool Runs>
+class tensor_codes {
+  struct no_runs {};
+  template <std::uint32_t Packs>
+  using runs_of = std::conditional_t<Runs, run_scales<Packs>, no_runs>;
+
+ public:
+  static constexpr dtype type = dtype::f16;
+  static constexpr std::uint32_t dim = Dim;
+  static constexpr std::uint32_t blocks = (Dim == 64 ? 5 : 3) - (Runs ? 1 : 0);
+  static constexpr bool has_token_scales = true;
+  static constexpr bool has_codes = true;
+
+  struct read {
+    code_run<2> key[2][Dim / 64];
+    code_run<Dim / 64> value[2][2];
+    runs_of<2> key_runs[2][Dim / 64];
+    runs_of<Dim / 64> value_runs[2][2];
+    float key_scale[2];    // of tokens g and g + 8
+    float value_scale[2];  // of the same
+    bool counts[2] = {false, false};
+  };
+
+  tensor_codes() noexcept = default;
+  explicit tensor_codes(const attention_codes& codes) noexcept
+      : codes_(codes),
+        key_width_(std::min(plane_width(codes.keys.codes), 2 * codes.keys.pack_bytes())),
+        value_width_(std::min(plane_width(codes.values.codes), Dim / 64 * codes.values.pack_bytes())) {}
+
+  [[nodiscard]] LLMMEM_HD static std::uint32_t key_pack(std::uint32_t c, std::uint32_t lane) noexcept {
+    return c / 2 * 8 + lane % 4 * 2 + c % 2;
+  }
+  [[nodiscard]] LLMMEM_HD static std::uint32_t value_pack(std::uint32_t s, std::uint32_t lane) noexcept {
+    return lane / 4 * (Dim / 64) + s;
+  }
+  [[nodiscard]] LLMMEM_HD bool splits_keys() const noexcept { return is_half_byte(codes_.keys.code); }
+  [[nodiscard]] LLMMEM_HD bool splits_values() const noexcept { return is_half_byte(codes_.values.code); }
+  [[nodiscard]] LLMMEM_HD float key_factor() const noexcept { return factor_of(codes_.keys); }
+  [[nodiscard]] LLMMEM_HD float value_factor() const noexcept { return factor_of(codes_.values); }
+  [[nodiscard]] LLMMEM_HD bool is_rotated() const noexcept { return codes_.keys.rotated_packs != 0; }
+  [[nodiscard]] LLMMEM_HD float rotation() const noexcept { return codes_.keys.rotation; }
+
+  LLMMEM_HD void load_key(const attention_shape& shape, const attention_place& at, const token_place& token,
+                          std::uint32_t half, std::uint32_t lane, read& into) const noexcept {
+    const std::byte* const from = at.keys + token.block * shape.keys.strides.block +
+                                  token.token * shape.keys.strides.token +
+                                  std::uint64_t{key_pack(0, lane)} * codes_.keys.pack_bytes();
+    LLMMEM_UNROLL
+    for (std::uint32_t r = 0; r < Dim / 64; ++r)
+      into.key[half][r].load(codes_.keys.code, from + std::uint64_t{r} * 8 * codes_.keys.pack_bytes(),
+                             key_width_);
+    if constexpr (Runs) {
+      if (key_has_runs()) {
+        LLMMEM_UNROLL
+        for (std::uint32_t r = 0; r < Dim / 64; ++r)
+          into.key_runs[half][r].load(codes_.keys, scales_at(codes_.keys, at.head, token),
+                                      key_pack(2 * r, lane));
+      }
+    }
+    into.key_scale[half] = scale_at(codes_.keys, at.head, token);
+    into.value_scale[half] = scale_at(codes_.values, at.head, token);
+  }
+  LLMMEM_HD void load_value(const attention_shape& shape, const attention_place& at, const token_place& token,
+                            std::uint32_t half, std::uint32_t which, std::uint32_t lane,
+                            read& into) const noexcept {
+    into.value[half][which].load(codes_.values.code,
+                                 at.values + token.block * shape.values.strides.block +
+                                     token.token * shape.values.strides.token +
+                                     std::uint64_t{value_pack(0, lane)} * codes_.values.pack_bytes(),
+                                 value_width_);
+    if constexpr (Runs) {
+      if (value_has_runs())
+        into.value_runs[half][which].load(codes_.values, scales_at(codes_.values, at.head, token),
+                                          value_pack(0, lane));
+    }
+  }
+  LLMMEM_HD static void clear_key(std::uint32_t half, read& into) noexcept {
+    LLMMEM_UNROLL
+    for (auto& each : into.key[half])
+      each = {};
+    LLMMEM_UNROLL
+    for (auto& each : into.key_runs[half])
+      each = {};
+    into.key_scale[half] = into.value_scale[half] = 0;
+  }
+  LLMMEM_HD static void clear_value(std::uint32_t half, std::uint32_t which, read& into) noexcept {
+    into.value[half][which] = {};
+    into.value_runs[half][which] = {};
+  }
+
+  [[nodiscard]] LLMMEM_HD tensor_keys<Dim> keys_of(const read& from) const noexcept {
+    tensor_keys<Dim> out;
+    with_code(codes_.keys.code, [&](dtype code) {
+      LLMMEM_UNROLL
+      for (std::uint32_t half = 0; half < 2; ++half) {
+        LLMMEM_UNROLL
+        for (std::uint32_t c = 0; c < Dim / 32; ++c)
+          out.of[half][c] = from.key[half][c / 2].halves(code, c % 2);
+      }
+    });
+    if constexpr (Runs) {
+      if (key_has_runs()) {
+        LLMMEM_UNROLL
+        for (std::uint32_t half = 0; half < 2; ++half) {
+          LLMMEM_UNROLL
+          for (std::uint32_t c = 0; c < Dim / 32; ++c)
+            out.of[half][c] = from.key_runs[half][c / 2].times(out.of[half][c], c % 2);
+        }
+      }
+    }
+    return out;
+  }
+  [[nodiscard]] LLMMEM_HD tensor_values<Dim> values_of(const read& from) const noexcept {
+    tensor_values<Dim> out;
+    with_code(codes_.values.code, [&](dtype code) {
+      LLMMEM_UNROLL
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        LLMMEM_UNROLL
+        for (std::uint32_t s = 0; s < Dim / 64; ++s)
+          out.of[i / 2][i % 2][s] = from.value[i / 2][i % 2].halves(code, s);
+      }
+    });
+    if constexpr (Runs) {
+      if (value_has_runs()) {
+        LLMMEM_UNROLL
+        for (std::uint32_t i = 0; i < 4; ++i) {
+          LLMMEM_UNROLL
+          for (std::uint32_t s = 0; s < Dim / 64; ++s)
+            out.of[i / 2][i % 2][s] = from.value_runs[i / 2][i % 2].times(out.of[i / 2][i % 2][s], s);
+        }
+      }
+    }
+    return out;
+  }
+
+ private:
+  [[nodiscard]] LLMMEM_HD bool key_has_runs() const noexcept {
+    return has_exact_runs(codes_.keys, Dim / attention_pack);
+  }
+  [[nodiscard]] LLMMEM_HD bool value_has_runs() const noexcept {
+    return has_exact_runs(codes_.values, Dim / attention_pack);
+  }
+  [[nodiscard]] LLMMEM_HD const std::byte* scales_at(const coded_plane& plane, std::uint32_t head,
+                                                     const token_place& token) const noexcept {
+    return head_of(plane, codes_.layer, head).scales + token.block * plane.scales.strides.block +
+           token.token * plane.scales.strides.token;
+  }
+  /// One branch for all of a lane's codes: within it the code is a constant.
+  template <class Act>
+  LLMMEM_HD static void with_code(dtype code, const Act& act) noexcept {
+    if (code == dtype::int8) return act(dtype::int8);
+    if (code == dtype::int4) return act(dtype::int4);
+    if (code == dtype::fp4_e2m1) return act(dtype::fp4_e2m1);
+    act(dtype::fp8_e4m3);
+  }
+  [[nodiscard]] LLMMEM_HD static float factor_of(const coded_plane& plane) noexcept {
+    return plane.code == dtype::fp4_e2m1 ? e2m1_factor : 1.0F;
+  }
+  [[nodiscard]] LLMMEM_HD float scale_at(const coded_plane& plane, std::uint32_t head,
+                                         const token_place& token) const noexcept {
+    const coded_head of = head_of(plane, codes_.layer, head);
+    float global = of.global;
+    if (plane.has_global)
+      global = load_scale(dtype::f32, of.globals + token.block * plane.globals.strides.block);
+    if constexpr (Runs) {
+      if (has_exact_runs(plane, Dim / attention_pack)) return global;
+    }
+    const float stored = load_scale(plane.scale, scales_at(plane, head, token));
+    return global != 1.0F ? product_of(stored, global) : stored;
+  }
+
+  attention_codes codes_{};
+  std::uint32_t key_width_ = 1;
+  std::uint32_t value_width_ = 1;
+};
+
+/// Codes of any scales: each value, code x scale, is rounded to bf16, and the rest is that of a cache of
+/// bf16.
+template <std::uint32_t Dim>
+class tensor_rounded_codes : public tensor_elements<dtype::bf16, Dim> {
+  using base = tensor_elements<dtype::bf16, Dim>;
+
+ public:
+  using typename base::read;
+  static constexpr bool has_codes = true;
+  static constexpr std::uint32_t blocks = Dim == 64 ? 3 : 2;
+
+  tensor_rounded_codes() noexcept = default;
+  explicit tensor_rounded_codes(const attention_codes& codes) noexcept : codes_(codes) {}
+
+  [[nodiscard]] LLMMEM_HD bool is_rotated() const noexcept { return codes_.keys.rotated_packs != 0; }
+  [[nodiscard]] LLMMEM_HD float rotation() const noexcept { return codes_.keys.rotation; }
+
+  LLMMEM_HD void load_key(const attention_shape& /*shape*/, const attention_place& at,
+                          const token_place& token, std::uint32_t half, std::uint32_t lane,
+                          read& into) const noexcept {
+    const coded_head of = head_of(codes_.keys, codes_.layer, at.head);
+    LLMMEM_UNROLL
+    for (std::uint32_t c = 0; c < Dim / 32; ++c)
+      into.key[half][c] = value_at(codes_.keys, of, token, base::key_pack(c, lane));
+  }
+  LLMMEM_HD void load_value(const attention_shape& /*shape*/, const attention_place& at,
+                            const token_place& token, std::uint32_t half, std::uint32_t which,
+                            std::uint32_t lane, read& into) const noexcept {
+    const coded_head of = head_of(codes_.values, codes_.layer, at.head);
+    LLMMEM_UNROLL
+    for (std::uint32_t s = 0; s < Dim / 64; ++s)
+      into.value[half][which][s] = value_at(codes_.values, of, token, base::value_pack(s, lane));
+  }
+
+ private:
+  [[nodiscard]] LLMMEM_HD static attention_raw<dtype::bf16> value_at(const coded_plane& plane,
+                                                                     const coded_head& head,
+                                                                     const token_place& token,
+                                                                     std::uint32_t pack) noexcept {
+    const code_words words =
+        load_codes(plane.code, codes_at(plane, head, token.block, token.token, pack), plane.code_width);
+    const attention_floats floats = pack_scales(plane, head, token.block, pack)
+                                        .scaled(plane, token.token, floats_of_codes(plane.code, words));
+    attention_raw<dtype::bf16> out{};
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < 4; ++i)
+      out.part[0].words[i] = nearest_pair<dtype::bf16>(floats.of[2 * i], floats.of[2 * i + 1]);
+    return out;
+  }
+
+  attention_codes codes_{};
+};
+
+/// How tensor cores take both planes of a layout in codes.
+enum class tensor_exactness : std::uint8_t { by_token, by_run, rounded };
+[[nodiscard]] constexpr tensor_exactness tensor_exactness_of(const kv_layout& layout) noexcept {
+  auto out = tensor_exactness::by_token;
+  for (std::uint32_t p = 0; p < 2; ++p) {
+    const paging::scale_form& scales = scales_of_plane(layout, p);
+    const bool is_whole =
+        scales.group == paging::scale_group::vector ||
+        (scales.group == paging::scale_group::run && scales.run >= layout.vector_elements(p));
+    if (is_whole) continue;
+    const bool is_exact = scales.group == paging::scale_group::run && scales.element == dtype::fp8_e4m3 &&
+                          layout.element_of(p) == dtype::fp4_e2m1;
+    out = std::max(out, is_exact ? tensor_exactness::by_run : tensor_exactness::rounded);
+  }
+  return out;
+}
+
+}  // namespace detail
+}  // namespace v0
+}  // namespace llmmem
