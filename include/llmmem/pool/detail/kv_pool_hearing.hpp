@@ -295,7 +295,7 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::forget_peer(seat_id seat, bool 
 
 // Blocks that go
 
-/// A block that cannot go on now keeps its place among those to the same node: all are passed once, in order.
+/// A block that cannot be sent now keeps its place among those to the same node: all are passed once, in order.
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
   requires detail::pool_parts<Directory, Mover>
 void kv_pool<Tiers, Endpoint, Directory, Mover>::serve() {
