@@ -12,13 +12,14 @@ import sys
 import time
 
 LIMIT = 60_000
-UMBRELLA_LIMIT = 211_000
+UMBRELLA_LIMIT = 213_000
 UMBRELLA = "llmmem/llmmem.hpp"
 TOOL_LIMITS = {
     # All that kv_blocks.hpp needs, 60,000 lines, and the codes of groups and of single tokens.
     "llmmem/kernels/kv_quantize.hpp": 64_000,
     "llmmem/kernels/block_lists.hpp": 62_000,
     # Attention with all of its forms, of keys and values and of latents, and what merges or summarises.
+    "llmmem/kernels/paged_attention.hpp": 62_000,
     "llmmem/kernels/near_attention.hpp": 62_000,
     "llmmem/kernels/rank_attention.hpp": 62_000,
     "llmmem/kernels/open_and_closed.hpp": 62_000,
