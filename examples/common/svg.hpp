@@ -85,6 +85,8 @@ inline constexpr std::array<line_style, 6> line_styles{{{"#2f81f7", "none"},
   return placed;
 }
 
+inline constexpr double svg_label_height = 17;
+
 /// The name of what is drawn at (x, y).
 struct svg_label {
   std::string text;
@@ -99,7 +101,7 @@ struct svg_label {
   std::vector<double> wanted;
   for (const svg_label& each : labels)
     wanted.push_back(each.y);
-  const std::vector<double> placed = spread_labels(wanted, 17, top, bottom);
+  const std::vector<double> placed = spread_labels(wanted, svg_label_height, top, bottom);
   std::string out;
   for (std::size_t i = 0; i < labels.size(); ++i) {
     const svg_label& each = labels[i];

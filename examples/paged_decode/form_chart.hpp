@@ -48,12 +48,13 @@ struct form_point {
 
 /// Maps bytes and divergences, both by logarithm, to the plot's pixels.
 struct form_frame {
-  static constexpr double width = 900, height = 560;
-  static constexpr double left = 76, right = 640, top = 56, bottom = 496;
+  static constexpr double width = 900, left = 76, right = 640, top = 56;
 
   double x_low, x_high, y_low, y_high;
+  double bottom;  // every name has a line of its own
 
-  explicit form_frame(const std::vector<form_point>& points) {
+  explicit form_frame(const std::vector<form_point>& points)
+      : bottom(top + std::max(440.0, static_cast<double>(points.size()) * example::svg_label_height)) {
     const auto [least, most] = std::ranges::minmax_element(points, {}, &form_point::bytes);
     const auto [near, far] = std::ranges::minmax_element(points, {}, &form_point::divergence);
     x_low = std::floor(std::log2(least->bytes));
@@ -84,16 +85,16 @@ inline void draw_form_axes(std::string& svg, const form_frame& frame) {
     fmt::format_to(out,
                    "<line class='axis' x1='{:.1f}' x2='{:.1f}' y1='{}' y2='{}'/>\n"
                    "<text x='{:.1f}' y='{}' text-anchor='middle'>{:.0f}</text>\n",
-                   x, x, f::bottom, f::bottom + 6, x, f::bottom + 22, std::exp2(power));
+                   x, x, frame.bottom, frame.bottom + 6, x, frame.bottom + 22, std::exp2(power));
   }
-  fmt::format_to(out, "<line class='axis' x1='{}' x2='{}' y1='{}' y2='{}'/>\n", f::left, f::right, f::bottom,
-                 f::bottom);
+  fmt::format_to(out, "<line class='axis' x1='{}' x2='{}' y1='{}' y2='{}'/>\n", f::left, f::right,
+                 frame.bottom, frame.bottom);
   fmt::format_to(out, "<text x='{}' y='{}' text-anchor='middle'>{}</text>\n", (f::left + f::right) / 2,
-                 f::bottom + 46, "bytes of keys and values a token, all layers (logarithmic)");
+                 frame.bottom + 46, "bytes of keys and values a token, all layers (logarithmic)");
   fmt::format_to(out,
                  "<text transform='translate(18 {}) rotate(-90)' text-anchor='middle'>KL to f32, mean, in "
                  "nats</text>\n",
-                 (f::top + f::bottom) / 2);
+                 (f::top + frame.bottom) / 2);
 }
 
 }  // namespace detail
@@ -108,7 +109,7 @@ inline void draw_form_axes(std::string& svg, const form_frame& frame) {
     throw llmmem::argument_error("chart: no form changes what the model says, so there is nothing to draw");
   const detail::form_frame frame(points);
   const std::string title = "What forms of keys and values cost a trained model";
-  std::string svg = example::svg_opening(f::width, f::height, title, "");
+  std::string svg = example::svg_opening(f::width, frame.bottom + 64, title, "");
   svg += example::svg_title(f::left, title);
   detail::draw_form_axes(svg, frame);
   std::vector<example::svg_label> labels;
@@ -119,7 +120,7 @@ inline void draw_form_axes(std::string& svg, const form_frame& frame) {
     svg += example::svg_marker(each.kind, x, y, colour);
     labels.push_back({each.name, colour, x, y});
   }
-  svg += example::svg_labels(labels, f::right + 16, f::top + 4, f::bottom - 4);
+  svg += example::svg_labels(labels, f::right + 16, f::top + 4, frame.bottom - 4);
   return svg + "</svg>\n";
 }
 
