@@ -323,6 +323,7 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::serve() {
       post_missing(next);
       continue;
     }
+    const bool has_stalled = peers_[to_index(next.to)].stalled_in == serve_turn_;
     const auto held = tiers_->hold(next.group, next.key);
     if (next.offset != 0 && held != next.block) {  // withdrawn behind its first bytes
       if (held) tiers_->release(*held);
@@ -336,8 +337,13 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::serve() {
       if constexpr (reads_directly) {
         if (from == 0) offer(next.group, next.key, *held);
       }
-      const bool has_stalled = peers_[to_index(next.to)].stalled_in == serve_turn_;
-      const sending came = has_stalled ? sending::stalled : send_block(next, *held);
+      sending came = sending::stalled;
+      try {
+        if (!has_stalled) came = send_block(next, *held);
+      } catch (...) {  // without memory; it goes again in a later step
+        tiers_->release(*held);
+        throw;
+      }
       pop();
       sent += next.offset - from;
       if (came == sending::stalled && may_wait()) {
@@ -356,8 +362,9 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::serve() {
     }
     pop();
     const offload::answer has = tiers_->lookup_block(next.group, next.key).first;
-    const bool comes = has == offload::answer::pending ||
-                       (has == offload::answer::hit && tiers_->prefetch_block(next.group, next.key));
+    // What comes up for a node that takes nothing would leave again, for the next such block.
+    const bool comes = has == offload::answer::pending || (has == offload::answer::hit && !has_stalled &&
+                                                           tiers_->prefetch_block(next.group, next.key));
     const bool may_come = comes || has == offload::answer::hit || has == offload::answer::unknown;
     if (may_come && may_wait()) {
       serving_[(serving_first_ + serving_count_++) % serving_.size()] = next;
