@@ -14,6 +14,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -47,7 +48,9 @@ struct spoken_endpoint {
   [[nodiscard]] std::uint64_t now_ns() const noexcept { return 1; }
   [[nodiscard]] std::uint32_t frame_bytes() const noexcept { return 4096; }
   [[nodiscard]] bool is_connected(seat_id) const noexcept { return true; }
-  result<void> send(seat_id, const frame_header&, std::span<const std::byte>, deadline, auto&) { return {}; }
+  result<void> send(seat_id, const frame_header&, std::span<const std::byte>, deadline, auto&) {
+    return sending ? sending() : result<void>{};
+  }
   void post(seat_id, const frame_header& header, std::span<const std::byte> bytes) noexcept {
     told.emplace_back(header.kind, std::vector<std::byte>(bytes.begin(), bytes.end()));
   }
@@ -66,8 +69,40 @@ struct spoken_endpoint {
   void give_up(seat_id) noexcept {}
   void wake() noexcept {}
 
+  std::function<result<void>()> sending;
   std::deque<std::function<void(listener&)>> coming;
   std::vector<std::pair<std::uint16_t, std::vector<std::byte>>> told;
+};
+
+/// A node with one prompt, of which the other node has asked for every block.
+struct asked_node {
+  explicit asked_node(const node_form& form, std::size_t blocks) : node(end, form, {}) {
+    const auto prompt = prompt_of(1, blocks * 4 + 1);
+    const kv_chain chain(node.cache(), prompt);
+    for (std::size_t some = 1; some <= blocks; ++some) {  // a first tier takes few blocks at once
+      node.serve(std::span(prompt).first(some * 4 + 1), [](auto&) {});
+      for (int i = 0; i < 4; ++i)
+        node.step();
+    }
+    std::vector<std::byte> hello = end.told.front().second;
+    hello.back() ^= std::byte{1};
+    detail::pool_writer get;
+    get.put(std::uint64_t{7});
+    get.put(chain.keys()[0]);
+    for (std::uint32_t i = 0; i < blocks; ++i) {
+      get.put(i);
+      get.put(std::uint32_t{0});
+      get.put(i);
+      get.put(chain.keys()[i]);
+    }
+    end.coming.emplace_back([=](auto& to) { to.on_message(seat_id{1}, {.kind = 1}, hello); });
+    end.coming.emplace_back([=](auto& to) {
+      to.on_message(seat_id{1}, {.kind = static_cast<std::uint16_t>(detail::pool_frame::get)}, get.bytes());
+    });
+  }
+
+  spoken_endpoint end;
+  pool_node<cache_type, spoken_endpoint> node;
 };
 
 }  // namespace
@@ -312,5 +347,28 @@ TEST_SUITE("kv_pool orders") {
     CHECK(node.tiers().stats().tiers[0].in_use == 0);
     CHECK(request.end().failed_blocks == 1);
     CHECK(node.tiers().audit().empty());
+  }
+
+  TEST_CASE("no block comes up for a node that takes nothing") {
+    asked_node all({.groups = paged_group, .slots = 8}, 32);
+    all.end.sending = [] { return result<void>(failure{.code = errc::peer_timed_out}); };
+    const std::uint64_t before = all.node.tiers().stats().tiers[0].evictions;
+    for (int i = 0; i < 100; ++i)
+      all.node.step();
+    CHECK(all.node.tiers().stats().tiers[0].evictions - before <= 16);
+    all.end.sending = {};
+    for (int i = 0; i < 100; ++i)
+      all.node.step();
+    CHECK(all.node.pool().stats().served_blocks == 32);
+  }
+
+  TEST_CASE("a block whose send throws keeps no pin, and goes in a later step") {
+    asked_node all({.groups = paged_group}, 1);
+    all.end.sending = []() -> result<void> { throw std::bad_alloc(); };
+    CHECK_THROWS_AS(all.node.step(), std::bad_alloc);
+    CHECK(all.node.tiers().stats().tiers[0].in_use == 0);
+    all.end.sending = {};
+    all.node.step();
+    CHECK(all.node.pool().stats().served_blocks == 1);
   }
 }

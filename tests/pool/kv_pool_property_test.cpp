@@ -78,8 +78,8 @@ totals live(testing::sim_endpoint& end, std::span<const layer_group> groups, std
                        .lower_slots = 16 + random.below(std::uint64_t{64})};
   kv_pool_options options{.patience_ns = faults ? std::uint64_t{3'000'000} : std::uint64_t{1'000'000'000}};
   options.max_gets = 1 + random.below(std::uint32_t{32});
-  options.max_serving = 1 + random.below(std::uint32_t{64});
-  options.send_ns = 500'000;
+  options.max_serving = 1 + random.below(std::uint32_t{random.once_in(2) ? 4U : 64U});
+  options.send_ns = random.once_in(2) ? 5'000 : 500'000;
   options.slow_ns = 2'000'000;
   options.directory_spans = 8 + random.below(std::uint32_t{24});
   options.domain = random.below(std::uint32_t{3});
@@ -131,6 +131,10 @@ totals run(std::span<const layer_group> groups, bool faults, std::uint64_t count
     const std::uint32_t nodes = 2 + random.below(std::uint32_t{3});
     testing::sim_options options{.seats = nodes, .seed = seed};
     options.frame_bytes = 4096;
+    if (random.once_in(2)) {  // a block is several frames, and few are in flight
+      options.frame_bytes = 16;
+      options.lane_bytes = 32;
+    }
     options.hard_silence_ns = 5'000'000;
     if (faults && random.once_in(2)) options.corrupts_one_in = 20;
     testing::sim_network net(options);

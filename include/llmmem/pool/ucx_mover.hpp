@@ -138,7 +138,6 @@ class ucx_mover {
     std::uint64_t remote = 0;   // where its memory begins, in its own addresses
     std::byte* base = nullptr;  // and in this process, if UCX maps it
     std::uint32_t readers = 0;  // landing buffers of reads that have not ended
-    bool has_header = false;    // `shape` has been read
   };
   /// The part of an introduction before the address and the key.
   struct introduced {

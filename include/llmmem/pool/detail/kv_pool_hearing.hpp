@@ -295,7 +295,8 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::forget_peer(seat_id seat, bool 
 
 // Blocks that go
 
-/// A block that cannot be sent now keeps its place among those to the same node: all are passed once, in order.
+/// A block that cannot be sent now keeps its place among those to the same node: all are passed once, in
+/// order.
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
   requires detail::pool_parts<Directory, Mover>
 void kv_pool<Tiers, Endpoint, Directory, Mover>::serve() {
@@ -303,35 +304,49 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::serve() {
   ++serve_turn_;
   for (std::size_t left = serving_count_; left != 0 && (sent == 0 || sent < options_.serve_bytes); --left) {
     detail::pool_serving next = serving_[serving_first_];
-    serving_first_ = (serving_first_ + 1) % serving_.size();
-    --serving_count_;
+    // Its place stays taken while it is sent: a node may ask for blocks meanwhile, also again for this one.
+    const auto pop = [this] {
+      serving_first_ = (serving_first_ + 1) % serving_.size();
+      --serving_count_;
+    };
+    const auto may_wait = [this, &next] {
+      const std::uint64_t taken_at = peers_[to_index(next.to)].taken_at;
+      return end_->now_ns() - (taken_at > next.since ? taken_at : next.since) < options_.patience_ns;
+    };
     if (next.to == no_seat || !is_present(next.to, next.nonce)) {
+      pop();
       unpin(next);
       continue;
     }
     if (next.is_missing) {
+      pop();
       post_missing(next);
       continue;
     }
-    const detail::pool_peer& to = peers_[to_index(next.to)];
-    const std::uint64_t now = end_->now_ns();
+    const bool has_stalled = peers_[to_index(next.to)].stalled_in == serve_turn_;
     const auto held = tiers_->hold(next.group, next.key);
     if (next.offset != 0 && held != next.block) {  // withdrawn behind its first bytes
       if (held) tiers_->release(*held);
+      pop();
       unpin(next);
       post_missing(next);
       continue;
     }
-    const std::uint64_t since = to.taken_at > next.since ? to.taken_at : next.since;
-    const bool may_wait = now - since < options_.patience_ns && serving_count_ < serving_.size();
     if (held) {
       const std::uint64_t from = next.offset;
       if constexpr (reads_directly) {
         if (from == 0) offer(next.group, next.key, *held);
       }
-      const sending came = to.stalled_in == serve_turn_ ? sending::stalled : send_block(next, *held);
+      sending came = sending::stalled;
+      try {
+        if (!has_stalled) came = send_block(next, *held);
+      } catch (...) {  // without memory; it goes again in a later step
+        tiers_->release(*held);
+        throw;
+      }
+      pop();
       sent += next.offset - from;
-      if (came == sending::stalled && may_wait) {
+      if (came == sending::stalled && may_wait()) {
         if (from == 0 && next.offset != 0) {
           next.block = *held;  // pinned until its last byte has gone
         } else {
@@ -345,11 +360,13 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::serve() {
       if (came != sending::done) post_missing(next);
       continue;
     }
+    pop();
     const offload::answer has = tiers_->lookup_block(next.group, next.key).first;
-    const bool comes = has == offload::answer::pending ||
-                       (has == offload::answer::hit && tiers_->prefetch_block(next.group, next.key));
+    // What comes up for a node that takes nothing would leave again, for the next such block.
+    const bool comes = has == offload::answer::pending || (has == offload::answer::hit && !has_stalled &&
+                                                           tiers_->prefetch_block(next.group, next.key));
     const bool may_come = comes || has == offload::answer::hit || has == offload::answer::unknown;
-    if (may_come && may_wait) {
+    if (may_come && may_wait()) {
       serving_[(serving_first_ + serving_count_++) % serving_.size()] = next;
       continue;
     }
