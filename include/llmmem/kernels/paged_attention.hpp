@@ -73,10 +73,8 @@ enum class attention_arithmetic : std::uint8_t {
   ///   by at most 2^-11 x scale x the sum of its terms' sizes; an output, at equal products, by at most 2^-11
   ///   x the weighted mean of its values' sizes. Both hold for numbers that halves have with all digits: a
   ///   query's elements from 2^-27 of its largest on, and weights times value scales from 2^-27 of the
-  ///   share's
-  ///   largest so far on. Smaller ones are rounded to multiples of 2^-37 of these. Keys of 2^104 and more
-  ///   make
-  ///   products infinite or NaN.
+  ///   share's largest so far on. Smaller ones are rounded to multiples of 2^-37 of these. Keys of 2^104 and
+  ///   more make products infinite or NaN. So does an infinite scale of a key.
   /// - Other scales, by channel or by run: code x scale is rounded to bf16, and so are queries and weights;
   ///   both bounds are 2^-7 instead. Scales that differ within a vector are no factor of its product, so each
   ///   code is multiplied where it is read.
