@@ -60,7 +60,7 @@ enum class attention_arithmetic : std::uint8_t {
   reproducible,
   /// Tensor cores, of devices of compute capability 8.0 and newer, in code compiled for these: up to eight
   /// query heads for the instructions of one. Weights are rounded to the cache's type, with fp8 to halves,
-  /// and so are queries of another type (after scaling between 1 and 2 by a power of two). The bits are those
+  /// and so are queries of another type (after scaling by a power of two). The bits are those
   /// of a kind of device; a host has its own. The scale is applied after the products, so keys of 2^120 and
   /// more make them infinite or NaN. For caches of bf16, half, fp8 or codes whose keys and values have 64
   /// elements, or 128.
@@ -71,7 +71,10 @@ enum class attention_arithmetic : std::uint8_t {
   ///   halves hold every code, and its product with such a scale; other scales multiply products and weights
   ///   as floats. So only queries and weights are rounded, to halves. A product differs
   ///   by at most 2^-11 x scale x the sum of its terms' sizes; an output, at equal products, by at most 2^-11
-  ///   x the weighted mean of its values' sizes.
+  ///   x the weighted mean of its values' sizes. Both hold for numbers that halves have with all digits: a
+  ///   query's elements from 2^-27 of its largest on, and weights times value scales from 2^-27 of the
+  ///   share's largest so far on. Smaller ones are rounded to multiples of 2^-37 of these. Keys of 2^104 and
+  ///   more make products infinite or NaN. So does an infinite scale of a key.
   /// - Other scales, by channel or by run: code x scale is rounded to bf16, and so are queries and weights;
   ///   both bounds are 2^-7 instead. Scales that differ within a vector are no factor of its product, so each
   ///   code is multiplied where it is read.

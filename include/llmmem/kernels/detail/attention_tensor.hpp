@@ -45,6 +45,9 @@ template <class Form, class Tables>
 class attention_tensor_work {
   static constexpr std::uint32_t Dim = Form::dim;
   static constexpr dtype type = Form::type;
+  // Halves have all digits from 2^-14 on. With the largest query element, or weight times scale, between 2^13
+  // and 2^14, others keep their digits down to 2^-27 of it.
+  static constexpr std::uint32_t raise = type == dtype::f16 ? 13 : 0;
   using read_type = typename Form::read;
 
  public:
@@ -126,8 +129,8 @@ class attention_tensor_work {
     });
   }
 
-  /// Reads the queries. Scales them to between 1 and 2 by a power of two, so that halves can hold bf16 and
-  /// floats; the scores are scaled back.
+  /// Reads the queries. Scales them to one size by a power of two, so that halves can hold bf16 and floats;
+  /// the scores are scaled back.
   template <class Group>
   LLMMEM_HD void begin(const Group& group, const attention_place& at,
                        typename Group::template held<tensor_state<Dim>>& own) const noexcept {
@@ -164,7 +167,7 @@ class attention_tensor_work {
     float scale = product_of(shape_.scale, shape_.scale_of(shape_.scales.keys, at.head));
     if constexpr (Form::has_token_scales) scale = product_of(scale, form_.key_factor());
     group.each([&](std::uint32_t lane) {
-      const float down = power_of_two_below(largest[lane]).inverse;
+      const float down = power_of_two_below(largest[lane], raise).inverse;
       LLMMEM_UNROLL
       for (std::uint32_t k = 0; k < Dim / 16; ++k) {
         LLMMEM_UNROLL
@@ -186,7 +189,7 @@ class attention_tensor_work {
       typename Group::template held<float> of_head;
       group.take_from(of_head, largest, [&](std::uint32_t lane) { return (lane % 4 * 2 + h) * 4; });
       group.each([&](std::uint32_t lane) {
-        own[lane].scale[h] = product_of(scale, power_of_two_below(of_head[lane]).power);
+        own[lane].scale[h] = product_of(scale, power_of_two_below(of_head[lane], raise).power);
         own[lane].most[h] = lowest();
         own[lane].total[h] = 0;
         own[lane].largest[h] = 0;
@@ -330,8 +333,8 @@ class attention_tensor_work {
     }
   }
 
-  /// Multiplies weights by their values' scales, and brings the largest product so far to between 1 and 2 by
-  /// a power of two, so that halves can hold the products for scales of any size. The sums follow.
+  /// Multiplies weights by their values' scales, and brings the largest product so far to one size by a power
+  /// of two, so that halves can hold the products for scales of any size. The sums follow.
   template <class Group>
   LLMMEM_HD static void scale_weights(const Group& group, typename Group::template held<read_type>& read,
                                       typename Group::template held<tensor_sum>& scores,
@@ -350,9 +353,9 @@ class attention_tensor_work {
       join_pairs(group, largest, step, [](float a, float b) { return larger_of(a, b); });
     group.each([&](std::uint32_t lane) {
       float& kept = own[lane].largest[h];
-      const float before = power_of_two_below(kept).power;
+      const float before = power_of_two_below(kept, raise).power;
       kept = larger_of(product_of(kept, rescale[lane]), largest[lane]);
-      const float down = power_of_two_below(kept).inverse;
+      const float down = power_of_two_below(kept, raise).inverse;
       rescale[lane] = product_of(product_of(rescale[lane], before), down);
       scores[lane].of[h] = product_of(scores[lane].of[h], down);
       scores[lane].of[2 + h] = product_of(scores[lane].of[2 + h], down);
@@ -390,7 +393,7 @@ class attention_tensor_work {
             if constexpr (Form::has_token_scales)
               of.sum.of[e] = product_of(
                   of.sum.of[e],
-                  product_of(power_of_two_below(own[lane].largest[h]).power, form_.value_factor()));
+                  product_of(power_of_two_below(own[lane].largest[h], raise).power, form_.value_factor()));
           }
           finish_share(shape_, output, at.share, at.span.shares, Form::value_pack(s, lane), of);
         }

@@ -40,17 +40,18 @@ namespace detail {
   return float_of_bits(bits_of_float(x) & 0x7FFF'FFFFU);
 }
 
-/// A power of two, and the factor that brings numbers of its size between 1 and 2.
+/// A power of two, and its inverse.
 struct float_size {
   float power = 1;
   float inverse = 1;
 };
 /// Returns the power of two at or below a positive number: 2^-126 for smaller ones, 2^126 for larger ones,
-/// which still come below 4.
-[[nodiscard]] LLMMEM_HD inline float_size power_of_two_below(float x) noexcept {
+/// which still come below 4. The inverse brings a number of its size to between 1 and 2; with `raise` the
+/// power is 2^raise times smaller, not below 2^-126, and numbers come to between 2^raise and 2^(raise + 1).
+[[nodiscard]] LLMMEM_HD inline float_size power_of_two_below(float x, std::uint32_t raise = 0) noexcept {
   const std::uint32_t exponent = bits_of_float(x) >> 23U;  // biased by 127
-  const std::uint32_t held = exponent < 1 ? 1 : exponent > 253 ? 253 : exponent;
-  return {float_of_bits(held << 23U), float_of_bits((254 - held) << 23U)};
+  const std::uint32_t held = exponent < 1 + raise ? 1 + raise : exponent > 253 ? 253 : exponent;
+  return {float_of_bits((held - raise) << 23U), float_of_bits((254 + raise - held) << 23U)};
 }
 
 /// Returns the larger, in either order; of a NaN and a number, the number.
