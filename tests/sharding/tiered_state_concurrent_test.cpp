@@ -11,11 +11,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/seeds.hpp"
@@ -34,6 +36,19 @@ using scheduled = prefetch_schedule<buffer_type>;
 
 static_assert(piece_store<resident_pieces<host_space>> && piece_store<leased_pieces<buffer_type>> &&
               piece_store<leased_pieces<scheduled>>);
+
+/// The state of these arguments, deduced.
+template <class Last>
+using state_with = decltype(sharded_state(
+    std::declval<const zero_partition&>(), std::declval<std::span<const tensor_facts>>(),
+    std::declval<sim_ranks&>(), std::declval<host_space&>(), std::declval<Last>()));
+using resident_state = sharded_state<zero_partition, sim_ranks, host_space>;
+static_assert(std::same_as<state_with<sharded_options>, resident_state> &&
+              std::same_as<state_with<sharded_options&>, resident_state> &&
+              std::same_as<state_with<const sharded_options&>, resident_state> &&
+              std::same_as<state_with<const sharded_options>, resident_state>);
+static_assert(std::same_as<state_with<buffer_type&>,
+                           sharded_state<zero_partition, sim_ranks, host_space, leased_pieces<buffer_type>>>);
 
 /// Two tiers of one rank.
 struct two_tiers {
