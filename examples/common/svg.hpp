@@ -93,13 +93,15 @@ struct svg_label {
   double y;
 };
 
+inline constexpr double label_gap = 17;  ///< pixels from a label to the next
+
 /// Writes labels one below the other to the right of `x`, each with a line to what it names.
 [[nodiscard]] inline std::string svg_labels(const std::vector<svg_label>& labels, double x, double top,
                                             double bottom) {
   std::vector<double> wanted;
   for (const svg_label& each : labels)
     wanted.push_back(each.y);
-  const std::vector<double> placed = spread_labels(wanted, 17, top, bottom);
+  const std::vector<double> placed = spread_labels(wanted, label_gap, top, bottom);
   std::string out;
   for (std::size_t i = 0; i < labels.size(); ++i) {
     const svg_label& each = labels[i];
