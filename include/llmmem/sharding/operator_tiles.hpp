@@ -12,6 +12,7 @@
 #include <llmmem/sharding/element_runs.hpp>
 #include <llmmem/sharding/ids.hpp>
 #include <llmmem/sharding/tensor_shape.hpp>
+#include <llmmem/tiering/errors.hpp>
 
 #include <algorithm>
 #include <cstddef>
