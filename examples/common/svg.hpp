@@ -85,8 +85,6 @@ inline constexpr std::array<line_style, 6> line_styles{{{"#2f81f7", "none"},
   return placed;
 }
 
-inline constexpr double svg_label_height = 17;
-
 /// The name of what is drawn at (x, y).
 struct svg_label {
   std::string text;
@@ -95,13 +93,15 @@ struct svg_label {
   double y;
 };
 
+inline constexpr double label_gap = 17;  ///< pixels from a label to the next
+
 /// Writes labels one below the other to the right of `x`, each with a line to what it names.
 [[nodiscard]] inline std::string svg_labels(const std::vector<svg_label>& labels, double x, double top,
                                             double bottom) {
   std::vector<double> wanted;
   for (const svg_label& each : labels)
     wanted.push_back(each.y);
-  const std::vector<double> placed = spread_labels(wanted, svg_label_height, top, bottom);
+  const std::vector<double> placed = spread_labels(wanted, label_gap, top, bottom);
   std::string out;
   for (std::size_t i = 0; i < labels.size(); ++i) {
     const svg_label& each = labels[i];

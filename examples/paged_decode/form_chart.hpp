@@ -41,20 +41,25 @@ struct form_point {
     out.push_back({fmt::format("{} of {}", each.budget.budget, name_of(each.form)), 2,
                    static_cast<double>(each.most_held * each.bytes_per_token) / context, each.divergence});
   }
-  // A logarithm has no place for what changes nothing.
-  std::erase_if(out, [](const form_point& each) { return !(each.divergence > 0) || !(each.bytes > 0); });
+  // A logarithm has no place for what changes nothing, nor for what is not finite.
+  std::erase_if(out, [](const form_point& each) {
+    return !(each.divergence > 0) || !std::isfinite(each.divergence) || !(each.bytes > 0);
+  });
   return out;
 }
 
-/// Maps bytes and divergences, both by logarithm, to the plot's pixels.
+/// Maps bytes and divergences, both by logarithm, to the plot's pixels. Many labels make it higher.
 struct form_frame {
-  static constexpr double width = 900, left = 76, right = 640, top = 56;
+  static constexpr double width = 900;
+  static constexpr double left = 76, right = 640, top = 56;
+  static constexpr double first_label = top + 4;
 
+  double bottom, height;
   double x_low, x_high, y_low, y_high;
-  double bottom;  // every name has a line of its own
 
-  explicit form_frame(const std::vector<form_point>& points)
-      : bottom(top + std::max(440.0, static_cast<double>(points.size()) * example::svg_label_height)) {
+  explicit form_frame(const std::vector<form_point>& points) {
+    bottom = std::max(496.0, first_label + example::label_gap * static_cast<double>(points.size()));
+    height = bottom + 64;
     const auto [least, most] = std::ranges::minmax_element(points, {}, &form_point::bytes);
     const auto [near, far] = std::ranges::minmax_element(points, {}, &form_point::divergence);
     x_low = std::floor(std::log2(least->bytes));
@@ -100,16 +105,17 @@ inline void draw_form_axes(std::string& svg, const form_frame& frame) {
 }  // namespace detail
 
 /// Draws every measured form: mean divergence against bytes. A form is better the nearer it is to the lower
-/// left corner. What has no divergence is left out.
+/// left corner. What has no divergence, or none that is finite, is left out.
 /// @throws llmmem::argument_error  if nothing is left to draw.
 [[nodiscard]] inline std::string draw_svg(const perplexity_finding& found) {
   using f = detail::form_frame;
   const std::vector<detail::form_point> points = detail::form_points(found);
   if (points.empty())
-    throw llmmem::argument_error("chart: no form changes what the model says, so there is nothing to draw");
+    throw llmmem::argument_error(
+        "chart: no form has a finite divergence above 0, so there is nothing to draw");
   const detail::form_frame frame(points);
   const std::string title = "What forms of keys and values cost a trained model";
-  std::string svg = example::svg_opening(f::width, frame.bottom + 64, title, "");
+  std::string svg = example::svg_opening(f::width, frame.height, title, "");
   svg += example::svg_title(f::left, title);
   detail::draw_form_axes(svg, frame);
   std::vector<example::svg_label> labels;
@@ -120,7 +126,7 @@ inline void draw_form_axes(std::string& svg, const form_frame& frame) {
     svg += example::svg_marker(each.kind, x, y, colour);
     labels.push_back({each.name, colour, x, y});
   }
-  svg += example::svg_labels(labels, f::right + 16, f::top + 4, frame.bottom - 4);
+  svg += example::svg_labels(labels, f::right + 16, f::first_label, frame.bottom - 4);
   return svg + "</svg>\n";
 }
 

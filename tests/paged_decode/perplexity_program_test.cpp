@@ -3,10 +3,13 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -32,6 +35,35 @@ void put(const std::string& path, const std::string& text) {
 }
 
 }  // namespace
+
+TEST_CASE("a chart holds all labels, and what has no finite divergence is not in it") {
+  perplexity_finding found;
+  found.shape.context = 24;
+  for (const double none : {0.0, std::numeric_limits<double>::infinity(), std::nan("")})
+    found.forms.push_back({.form = kv_form::bf16, .bytes_per_token = 64, .divergence = none});
+  CHECK_THROWS_WITH_AS(static_cast<void>(draw_svg(found)),
+                       "chart: no form has a finite divergence above 0, so there is nothing to draw",
+                       llmmem::argument_error);
+  for (const std::size_t cold : {1U, 60U}) {
+    while (found.cold.size() < cold) {
+      found.cold.push_back({.bytes_per_token = 40,
+                            .divergence = 1e-3,
+                            .cold_name = "codec " + std::to_string(found.cold.size())});
+    }
+    const std::string svg = draw_svg(found);
+    const auto number_after = [&](const std::string& text, std::size_t from) {
+      return std::stod(svg.substr(svg.find(text, from) + text.size()));
+    };
+    const double height = number_after("height='", 0);
+    CHECK((cold == 1 ? height == 560 : height > 560));
+    std::size_t labels = 0;
+    for (std::size_t at = 0; (at = svg.find("<text class='label'", at)) != svg.npos; ++at, ++labels) {
+      const double y = number_after(" y='", at);
+      CHECK((y > 0 && y < height));
+    }
+    CHECK(labels == cold);
+  }
+}
 
 TEST_CASE("the program serves a model of train_gpt, and reports its perplexity in every form") {
   const llmmem_tests::temporary_folder folder;

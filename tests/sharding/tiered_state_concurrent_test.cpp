@@ -11,11 +11,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/seeds.hpp"
@@ -34,6 +36,19 @@ using scheduled = prefetch_schedule<buffer_type>;
 
 static_assert(piece_store<resident_pieces<host_space>> && piece_store<leased_pieces<buffer_type>> &&
               piece_store<leased_pieces<scheduled>>);
+
+/// The state of these arguments, deduced.
+template <class Last>
+using state_with = decltype(sharded_state(
+    std::declval<const zero_partition&>(), std::declval<std::span<const tensor_facts>>(),
+    std::declval<sim_ranks&>(), std::declval<host_space&>(), std::declval<Last>()));
+using resident_state = sharded_state<zero_partition, sim_ranks, host_space>;
+static_assert(std::same_as<state_with<sharded_options>, resident_state> &&
+              std::same_as<state_with<sharded_options&>, resident_state> &&
+              std::same_as<state_with<const sharded_options&>, resident_state> &&
+              std::same_as<state_with<const sharded_options>, resident_state>);
+static_assert(std::same_as<state_with<buffer_type&>,
+                           sharded_state<zero_partition, sim_ranks, host_space, leased_pieces<buffer_type>>>);
 
 /// Two tiers of one rank.
 struct two_tiers {
@@ -302,6 +317,8 @@ TEST_SUITE("pieces in tiers") {
                          "operator_tiles: 0 tiles of 4 rows; each has at least one", argument_error);
     CHECK_THROWS_WITH_AS(operator_tiles(shape, 5, 4),
                          "operator_tiles: 5 tiles of 4 rows; each has at least one", argument_error);
+    CHECK_THROWS_WITH_AS(operator_tiles(shape, 2, 0), "operator_tiles: elements of 0 bytes; give their width",
+                         argument_error);
     CHECK_THROWS_AS(operator_tiles(tensor_shape::matrix(std::uint64_t{1} << 62, 1), 2, 4), length_error);
     const operator_tiles tiles(shape, 2, 4);
     in_sim_world(1, 1, [&](auto& ranks, host_space& space, std::uint32_t) {
@@ -316,6 +333,21 @@ TEST_SUITE("pieces in tiers") {
           backward_tiles(state, state, tiles, tensor_id{1}, sum_f32, [&](auto, auto, auto) { ++used; });
       CHECK(back.error().message() == "backward_tiles: two lengths must be equal, but are 24 and 12");
       CHECK(used == 1);
+    });
+  }
+
+  TEST_CASE("a rank without memory for a tile's gradients ends the backward pass for all ranks") {
+    const operator_tiles tiles(tensor_shape::matrix(4, 3), 2, 4);
+    const std::vector<tensor_facts> tensors = tiles.tensors("layer");
+    in_sim_world(2, 1, [&](auto& ranks, host_space& space, std::uint32_t self) {
+      const zero_partition split(tensors, rank_count{2}, zero_stage::weights, state_kind::weights);
+      const std::uint64_t pieces = 2 * 12;
+      host_space of_sums({.budget = self == 1 ? pieces : std::uint64_t{1} << 20, .name = "sums"});
+      sharded_state weights(split, tensors, ranks, space);
+      sharded_state gradients(split, tensors, ranks, of_sums);
+      const auto done =
+          backward_tiles(weights, gradients, tiles, tensor_id{0}, sum_f32, [](auto, auto, auto) {});
+      CHECK(done.code() == (self == 1 ? errc::out_of_bytes : errc::epoch_revoked));
     });
   }
 

@@ -279,6 +279,31 @@ TEST_SUITE("top_k_sums") {
     });
   }
 
+  TEST_CASE("a -0 stays only where all ranks have one, as in the dense sum") {
+    for (const std::uint32_t world : {1U, 2U, 3U}) {
+      in_world(world, 1, [&](sim_ranks& ranks, std::uint32_t self) {
+        // Rank 0 has elements 0, 1 and 3, every other rank 1, 2 and 3.
+        const std::array<std::uint32_t, 3> indices =
+            self == 0 ? std::array{0U, 1U, 3U} : std::array{1U, 2U, 3U};
+        std::vector<std::byte> lists(sparse_scratch_bytes(3, rank_count{world}, sparse_values::f32));
+        sparse_list mine = own_sparse_list(ranks, lists, 3, sparse_values::f32);
+        floats dense(5);
+        for (std::uint32_t i = 0; i < 3; ++i) {
+          const float value = i == 2 && self == 1 ? 1.0F : -0.0F;
+          mine.set(i, indices[i], value);
+          dense[indices[i]] = value;
+        }
+        collective_call call{.by = ranks.after(second)};
+        all_reduce(ranks, std::as_writable_bytes(std::span(dense)), sum_f32, call).value();
+        floats sum(5, 7.0F);
+        sparse_all_reduce(ranks, sum, 3, sparse_values::f32, lists, call).value();
+        CHECK(same_bits(sum, dense));
+        CHECK(std::signbit(sum[0]) == (world == 1));
+        CHECK(std::signbit(sum[1]));
+      });
+    }
+  }
+
   TEST_CASE("lengths that do not fit are refused with both numbers, and nothing changes") {
     in_world(2, 1, [&](sim_ranks& ranks, std::uint32_t) {
       const collective_call call{.by = ranks.after(second)};

@@ -97,6 +97,18 @@ template <transport T>
 
 namespace detail {
 
+/// Adds the zeros of a rank's filled list to what rank 0 sent, so that a -0 stays only where all have one.
+inline void add_missing_zeros(std::span<float> sum, const sparse_list& first,
+                              const sparse_list& other) noexcept {
+  std::uint64_t at = 0;
+  for (std::uint64_t i = 0; i < first.count(); ++i) {
+    const std::uint32_t index = first.index(i);
+    while (at < other.count() && other.index(at) < index)
+      ++at;
+    if (at == other.count() || other.index(at) != index) sum[index] += 0.0F;
+  }
+}
+
 /// Checks that a list's indices ascend, and are below `elements`.
 [[nodiscard]] inline result<void> check_sparse_list(const sparse_list& list, std::uint32_t rank,
                                                     std::uint64_t elements) {
@@ -166,6 +178,7 @@ result<void> sparse_all_reduce(T& ranks, std::span<float> sum, std::uint64_t cou
       float& into = sum[from.index(i)];
       into = rank == 0 ? from.value(i) : into + from.value(i);  // -0 stays
     }
+    if (rank != 0) detail::add_missing_zeros(sum, list(0), from);
   }
   return {};
 }

@@ -12,6 +12,7 @@
 #include <llmmem/sharding/element_runs.hpp>
 #include <llmmem/sharding/ids.hpp>
 #include <llmmem/sharding/tensor_shape.hpp>
+#include <llmmem/tiering/errors.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -39,7 +40,8 @@ inline namespace v0 {
 /// @par Source          Rajbhandari et al., "ZeRO-Infinity", SC 2021 (arXiv 2104.07857), section 5.1.3.
 class operator_tiles {
  public:
-  /// @param tiles  1 to the rows of `whole`.
+  /// @param tiles          1 to the rows of `whole`.
+  /// @param element_bytes  at least 1.
   /// @throws argument_error  otherwise; length_error past 2^63 - 1 bytes.
   operator_tiles(const tensor_shape& whole, std::uint32_t tiles, std::uint32_t element_bytes)
       : whole_(whole), tiles_(tiles), element_bytes_(element_bytes) {
@@ -47,6 +49,7 @@ class operator_tiles {
       throw argument_error("operator_tiles: " + std::to_string(tiles) + " tiles of " +
                            std::to_string(whole.rows()) + " rows; each has at least one");
     }
+    if (element_bytes == 0) throw argument_error("operator_tiles: elements of 0 bytes; give their width");
     static_cast<void>(checked_multiply(whole.elements(), element_bytes, "operator_tiles: bytes"));
   }
 
@@ -79,7 +82,8 @@ class operator_tiles {
       most = std::max(most, gathered_bytes(split, tensor_id{to_index(first) + tile}, rank));
     return most;
   }
-  /// In `backward_tiles`: a tile's weights and gradients, and a message of each rank.
+  /// In `backward_tiles`: a tile's weights and gradients, and a message of each rank. Both states have the
+  /// partition `split`, and take from one space.
   /// @param segment_bytes  as in `sharded_options`.
   template <partition P>
   [[nodiscard]] std::uint64_t backward_bytes(const P& split, tensor_id first, rank_id rank,
@@ -118,7 +122,8 @@ class operator_tiles {
 /// @par Thread safety   as the state.
 /// @par Errors          those of `sharded_state::gather`. `errc::size_mismatch` if a tensor of the catalogue
 ///                      has another length than its tile: wanted = the tile's bytes, found = the tensor's;
-///                      the tiles before it were used. What `use` throws.
+///                      the tiles before it were used. What `use` throws: the other ranks then wait for this
+///                      one, so revoke the transport.
 template <class State, class Use>
 result<void> forward_tiles(State& weights, const operator_tiles& tiles, tensor_id first, Use&& use) {
   for (std::uint32_t tile = 0; tile < tiles.count(); ++tile) {
@@ -137,8 +142,8 @@ result<void> forward_tiles(State& weights, const operator_tiles& tiles, tensor_i
 /// into the pieces of their owners before the next. `use` writes all of `gradients`, and may add to the
 /// gradients of the operator's inputs. Otherwise as `forward_tiles`.
 /// @param gradients  a `sharded_state` with the same catalogue.
-/// @par Errors   also those of `sharded_state::reduce_scatter`. If `use` throws, the other ranks wait: revoke
-///               the transport.
+/// @par Errors   also those of `sharded_state::reduce_scatter`. A rank without memory for a tile's gradients
+///               revokes the transport, as one without memory for its weights does.
 template <class State, class Gradients, class Use>
 result<void> backward_tiles(State& weights, Gradients& gradients, const operator_tiles& tiles,
                             tensor_id first, const reduce_op& op, Use&& use) {
@@ -147,7 +152,11 @@ result<void> backward_tiles(State& weights, Gradients& gradients, const operator
     const auto whole = weights.gather({&id, 1});
     if (!whole) return whole.error();
     const auto sums = gradients.allocate_whole({&id, 1});
-    if (!sums) return sums.error();
+    if (!sums) {
+      // Other ranks are about to wait for this one; but an unknown tensor is found by all of them.
+      if (sums.code() != errc::no_such_tensor) gradients.ranks().revoke();
+      return sums.error();
+    }
     const std::uint64_t expected = tiles.bytes(tile);
     for (const std::uint64_t found : {whole->tensor(0).size(), sums->tensor(0).size()}) {
       if (found != expected) return failure{errc::size_mismatch, tile, expected, found, "backward_tiles"};

@@ -70,6 +70,20 @@ class resident_pieces {
   detail::held_range<Space> all_{};
 };
 
+namespace detail {
+
+/// A store that makes chunks and leases them. Options are none, so they name no store where a state's
+/// arguments are deduced.
+template <class Store>
+concept makes_chunks = requires(Store& store, std::uint64_t bytes) {
+  store.create(bytes).value();
+  typename Store::read_lease;
+  typename Store::write_lease;
+  typename Store::update_lease;
+};
+
+}  // namespace detail
+
 /// Pieces that are chunks of a `tiered_buffer`, or of a `prefetch_schedule` over one: between operations they
 /// are in any tier, host memory or a file, and while they are held they are in tier 0. They begin with zeros.
 /// With ZeRO 3 that is the layout of ZeRO-Infinity (Rajbhandari et al. 2021, arXiv 2104.07857).
@@ -82,7 +96,7 @@ class resident_pieces {
 /// @par Errors          the constructor throws what `create` and the leases refuse (`result::value`). `hold`
 ///                      returns the lease's failure, and `errc::chunk_leased` for more access than the first
 ///                      holder's.
-template <class Store>
+template <detail::makes_chunks Store>
 class leased_pieces {
  public:
   static constexpr bool is_resident = false;

@@ -436,8 +436,7 @@ class sharded_state {
 };
 
 /// A state whose pieces are chunks of the given store.
-template <partition Partition, transport Transport, memory_space Space, class Store>
-  requires(!std::same_as<Store, sharded_options>)
+template <partition Partition, transport Transport, memory_space Space, detail::makes_chunks Store>
 sharded_state(const Partition&, std::span<const tensor_facts>, Transport&, Space&, Store&,
               sharded_options = {}) -> sharded_state<Partition, Transport, Space, leased_pieces<Store>>;
 

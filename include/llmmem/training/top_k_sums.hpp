@@ -108,12 +108,10 @@ inline void settle_top_k(const top_k_piece& piece, const sparse_list& sent,
 ///   then never keeps a momentum, the sum of the gradients.
 /// - **Exactly `count`** elements are sent; of equal magnitudes those with the lowest indices. With 0, all
 ///   gradients wait. A `count` above the piece's elements is as all of them.
-/// - **NaN and infinity** are sent before all numbers, so all ranks find them in the sum, if `count` is not
-/// 0.
-///   They are not kept: an overflow spoils one step, as with error feedback over a wire.
+/// - **NaN and infinity** are sent before all numbers, so with a `count` above 0 all ranks find them in the
+///   sum. They are not kept: an overflow spoils one step, as with error feedback over a wire.
 /// - **One rank** sends to none, and otherwise does the same.
-/// - **Hybrid models and shards**: a piece is any range of floats; each rank of the transport has a whole
-/// one.
+/// - **Hybrid models and shards**: a piece is any range of floats; each rank of the transport has all of it.
 ///   Sums to owners alone would save no memory, because each rank needs its momentum of everything.
 /// - **Devices**: host memory only; the caller copies gradients from the device, and the sum back.
 ///
@@ -121,8 +119,7 @@ inline void settle_top_k(const top_k_piece& piece, const sparse_list& sent,
 /// @param lists      `sparse_scratch_bytes(min(count, elements), world, form)` bytes; undefined afterwards.
 /// @par Complexity      O(elements + count x world), and `sparse_sent_bytes` sent by each rank.
 /// @par Thread safety   as the transport.
-/// @par Errors          those of `sparse_all_reduce`, and `errc::size_mismatch` for a piece of another
-/// length:
+/// @par Errors          those of `sparse_all_reduce`, and `errc::size_mismatch` for arrays of another length:
 ///                      then nothing has changed. After a failed sum the gradients are undefined, the piece
 ///                      has them added, and nothing is taken out: so the caller may choose and sum again,
 ///                      with the ranks that are left.
