@@ -306,6 +306,11 @@ class kv_pool {
 
   // Serving
   void serve();
+  void pop_serving() noexcept;
+  void push_serving(const detail::pool_serving& what) noexcept;
+  [[nodiscard]] bool may_wait(const detail::pool_serving& what) const noexcept;
+  void serve_held(detail::pool_serving& next, const offload::held_block& block);
+  void serve_absent(const detail::pool_serving& next);
   enum class sending : std::uint8_t { done, stalled, failed };
   [[nodiscard]] sending send_block(detail::pool_serving& what, const offload::held_block& block);
   void unpin(detail::pool_serving& what) noexcept;

@@ -304,76 +304,101 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::serve() {
   ++serve_turn_;
   for (std::size_t left = serving_count_; left != 0 && (sent == 0 || sent < options_.serve_bytes); --left) {
     detail::pool_serving next = serving_[serving_first_];
-    // Its place stays taken while it is sent: a node may ask for blocks meanwhile, also again for this one.
-    const auto pop = [this] {
-      serving_first_ = (serving_first_ + 1) % serving_.size();
-      --serving_count_;
-    };
-    const auto may_wait = [this, &next] {
-      const std::uint64_t taken_at = peers_[to_index(next.to)].taken_at;
-      return end_->now_ns() - (taken_at > next.since ? taken_at : next.since) < options_.patience_ns;
-    };
     if (next.to == no_seat || !is_present(next.to, next.nonce)) {
-      pop();
+      pop_serving();
       unpin(next);
       continue;
     }
     if (next.is_missing) {
-      pop();
+      pop_serving();
       post_missing(next);
       continue;
     }
-    const bool has_stalled = peers_[to_index(next.to)].stalled_in == serve_turn_;
     const auto held = tiers_->hold(next.group, next.key);
     if (next.offset != 0 && held != next.block) {  // withdrawn behind its first bytes
       if (held) tiers_->release(*held);
-      pop();
+      pop_serving();
       unpin(next);
       post_missing(next);
-      continue;
-    }
-    if (held) {
+    } else if (held) {
       const std::uint64_t from = next.offset;
-      if constexpr (reads_directly) {
-        if (from == 0) offer(next.group, next.key, *held);
-      }
-      sending came = sending::stalled;
-      try {
-        if (!has_stalled) came = send_block(next, *held);
-      } catch (...) {  // without memory; it goes again in a later step
-        tiers_->release(*held);
-        throw;
-      }
-      pop();
+      serve_held(next, *held);
       sent += next.offset - from;
-      if (came == sending::stalled && may_wait()) {
-        if (from == 0 && next.offset != 0) {
-          next.block = *held;  // pinned until its last byte has gone
-        } else {
-          tiers_->release(*held);
-        }
-        serving_[(serving_first_ + serving_count_++) % serving_.size()] = next;
-        continue;
-      }
-      tiers_->release(*held);
-      if (from != 0) unpin(next);
-      if (came != sending::done) post_missing(next);
-      continue;
+    } else {
+      pop_serving();
+      serve_absent(next);
     }
-    pop();
-    const offload::answer has = tiers_->lookup_block(next.group, next.key).first;
-    // What comes up for a node that takes nothing would leave again, for the next such block.
-    const bool comes = has == offload::answer::pending || (has == offload::answer::hit && !has_stalled &&
-                                                           tiers_->prefetch_block(next.group, next.key));
-    const bool may_come = comes || has == offload::answer::hit || has == offload::answer::unknown;
-    if (may_come && may_wait()) {
-      serving_[(serving_first_ + serving_count_++) % serving_.size()] = next;
-      continue;
-    }
-    ++counted_.missing_blocks;
-    post_missing(next);
-    if (has == offload::answer::miss) retract(next.span, next.group, next.place, next.key);
   }
+}
+
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::pop_serving() noexcept {
+  serving_first_ = (serving_first_ + 1) % serving_.size();
+  --serving_count_;
+}
+
+/// @pre an entry was popped since the last one was pushed
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::push_serving(const detail::pool_serving& what) noexcept {
+  serving_[(serving_first_ + serving_count_++) % serving_.size()] = what;
+}
+
+/// Whether a block may stay queued: its patience counts from the last frame that its receiver took.
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+bool kv_pool<Tiers, Endpoint, Directory, Mover>::may_wait(const detail::pool_serving& what) const noexcept {
+  const std::uint64_t taken_at = peers_[to_index(what.to)].taken_at;
+  return end_->now_ns() - (taken_at > what.since ? taken_at : what.since) < options_.patience_ns;
+}
+
+/// Sends the first block of the queue, which is in the first tier, or queues it again. Its place stays taken
+/// while it is sent: a node may ask for blocks meanwhile, also again for this one.
+/// @param block  one more pin of it, which ends here or becomes the entry's.
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::serve_held(detail::pool_serving& next,
+                                                            const offload::held_block& block) {
+  const std::uint64_t from = next.offset;
+  if constexpr (reads_directly) {
+    if (from == 0) offer(next.group, next.key, block);
+  }
+  sending came = sending::stalled;
+  try {
+    if (peers_[to_index(next.to)].stalled_in != serve_turn_) came = send_block(next, block);
+  } catch (...) {  // without memory; it goes again in a later step
+    tiers_->release(block);
+    throw;
+  }
+  pop_serving();
+  if (came == sending::stalled && may_wait(next)) {
+    if (from == 0 && next.offset != 0) {
+      next.block = block;  // pinned until its last byte has gone
+    } else {
+      tiers_->release(block);
+    }
+    return push_serving(next);
+  }
+  tiers_->release(block);
+  if (from != 0) unpin(next);
+  if (came != sending::done) post_missing(next);
+}
+
+/// A block that is not in the first tier: brings it up, or says that it is missing.
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::serve_absent(const detail::pool_serving& next) {
+  const bool has_stalled = peers_[to_index(next.to)].stalled_in == serve_turn_;
+  const offload::answer has = tiers_->lookup_block(next.group, next.key).first;
+  // What comes up for a node that takes nothing would leave again, for the next such block.
+  const bool comes = has == offload::answer::pending || (has == offload::answer::hit && !has_stalled &&
+                                                         tiers_->prefetch_block(next.group, next.key));
+  const bool may_come = comes || has == offload::answer::hit || has == offload::answer::unknown;
+  if (may_come && may_wait(next)) return push_serving(next);
+  ++counted_.missing_blocks;
+  post_missing(next);
+  if (has == offload::answer::miss) retract(next.span, next.group, next.place, next.key);
 }
 
 /// Sends what is left of a block. Waits for a receiver only if that took its last frame in time.
