@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <new>
@@ -136,6 +137,16 @@ using file_handle = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
   file_handle file(std::fopen(path.c_str(), mode), &std::fclose);
   if (!file) throw file_error(path, "open");
   return file;
+}
+
+/// Refuses to write a picture over what the program reads.
+/// @throws usage_error
+inline void check_not_overwritten(std::string_view option, const std::string& written,
+                                  std::string_view read_option, const std::string& read) {
+  std::error_code missing;
+  if (!std::filesystem::equivalent(written, read, missing)) return;
+  throw usage_error(std::string(option) + " would overwrite the file that " + std::string(read_option) +
+                    " reads; give it another name");
 }
 
 /// Opens `path` for writing, and keeps its contents until something is written.

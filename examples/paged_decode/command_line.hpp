@@ -346,6 +346,7 @@ inline void check_shape(const model_config& shape, bool with_int8) {
     if (budgets) asked.quality->budgets = detail::budgets_of(*budgets, sinks, recent);
     asked.quality->with_cold = with_cold;
     asked.quality->chart = chart;
+    if (chart) example::check_not_overwritten("--chart", *chart, "--text", *text);
     return {asked, std::nullopt};
   }
   add_place();

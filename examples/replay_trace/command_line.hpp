@@ -187,6 +187,7 @@ namespace detail {
     asked.model = *chosen;
   }
   asked.chart_file = chart;
+  if (chart && trace_file) example::check_not_overwritten("--chart", *chart, "--trace", *trace_file);
   if (tiers) {
     if (capacity) throw usage_error("--tiers has the cache's blocks, as hbm=N; leave out --capacity-blocks");
     if (chart && pool) throw usage_error("--chart draws the tiers of one node; leave out --pool");

@@ -147,6 +147,8 @@ TEST_CASE("the program serves a model of train_gpt, and reports its perplexity i
             .starts_with("paged_decode: --keep-tokens \"\": must be a whole number from 2"));
   CHECK(found["forms"][1]["bytes_per_token"] == 2 * 2 * 64 * 2);
 
+  CHECK(wrong({"--weights", in + "weights", "--text", in + "held.txt", "--chart", in + "./held.txt"}) ==
+        "paged_decode: --chart would overwrite the file that --text reads; give it another name");
   CHECK(wrong({"--chart", "a.svg"}) ==
         "paged_decode: --chart draws what forms cost a trained model; give --weights DIR and --text FILE");
 

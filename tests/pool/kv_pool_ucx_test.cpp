@@ -12,6 +12,7 @@ TEST_CASE("pools over UCX") {
 #include <llmmem/pool/ucx_mover.hpp>
 
 #include <signal.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
@@ -212,6 +213,22 @@ TEST_CASE("an introduction that is forged reaches no memory") {
   CHECK_FALSE(mine.attach(seat_id{1}, std::span(right).first(40)).has_value());
   CHECK_FALSE(mine.attach(seat_id{1}, std::span(right).first(right.size() - 1)).has_value());
   CHECK(mine.attach(seat_id{1}, right).has_value());
+}
+
+TEST_CASE("a pointer that another process's number led to is followed only where all of it can be read") {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  auto* const data =
+      static_cast<std::byte*>(::mmap(nullptr, 4 * page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  REQUIRE(data != MAP_FAILED);
+  CHECK(detail::is_readable(data, 4 * page));
+  REQUIRE(::mprotect(data + 2 * page, page, PROT_NONE) == 0);
+  CHECK(detail::is_readable(data, 2 * page));
+  CHECK_FALSE(detail::is_readable(data, 2 * page + 1));
+  CHECK_FALSE(detail::is_readable(data + 2 * page, 1));
+  CHECK(detail::is_readable(data + 3 * page + 5, page - 5));
+  REQUIRE(::munmap(data, 4 * page) == 0);
+  CHECK_FALSE(detail::is_readable(data, 1));
+  CHECK_FALSE(detail::is_readable(data, ~std::uint64_t{0}));
 }
 
 TEST_CASE("sizes of zero are refused") {

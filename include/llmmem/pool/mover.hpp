@@ -28,6 +28,9 @@ struct mover_limits {
   friend constexpr bool operator==(const mover_limits&, const mover_limits&) noexcept = default;
 };
 
+/// The most bytes of a `pool_mover`'s introduction: it travels in one message.
+inline constexpr std::size_t max_introduction_bytes = 3072;
+
 /// The state of a read of another node's memory.
 enum class moved : std::uint8_t {
   here,      ///< the bytes are in place, and verified
@@ -77,7 +80,8 @@ struct any_move_handler {
 /// - `moves_by_message`        true for the default alone: then the pool calls nothing else but `limits`.
 /// - `limits()`                what it declares: see `pool::mover_limits`.
 /// - `can_offer(bytes)`        whether others can read these bytes: they are of its space.
-/// - `introduction()`          what another node needs to reach this memory, at most 3,072 bytes.
+/// - `introduction()`          what another node needs to reach this memory: at most
+///   `pool::max_introduction_bytes`.
 /// - `attach(seat, bytes)`     another node's introduction. Hostile input. Replaces an earlier one.
 /// - `detach(seat)`            a node has ended, or is another process now. Its open reads end `unreached`.
 /// - `reaches(seat)`           whether reads from there can begin.

@@ -77,6 +77,12 @@ inline ucx_mover::ucx_mover(const ucx_options& options)
   std::memcpy(introduction_.data() + sizeof(mine), address, address_bytes);
   std::memcpy(introduction_.data() + sizeof(mine) + address_bytes, memory_->key, memory_->key_bytes);
   ucp_worker_release_address(worker_.worker(), address);
+  if (introduction_.size() > pool::max_introduction_bytes) {
+    throw length_error(options_.name + ": UCX needs " + std::to_string(introduction_.size()) +
+                       " bytes to say how this process is reached, and a message has room for " +
+                       std::to_string(pool::max_introduction_bytes) +
+                       "; name fewer devices in UCX_NET_DEVICES");
+  }
   mine.crc = crc32c(0, std::span<const std::byte>(introduction_).subspan(sizeof(mine)));
   std::memcpy(introduction_.data(), &mine, sizeof(mine));
   index_ = detail::export_index(memory_->data, shape, mine.nonce_low, mine.nonce_high);
@@ -168,7 +174,7 @@ inline result<void> ucx_mover::attach(seat_id seat, std::span<const std::byte> b
     if (base == nullptr)
       return give_up(errc::mover_lane_differs, 0, options_.name + ": no ucp_rkey_ptr over " + lanes);
     detail::export_header found;
-    if (!detail::is_mapped(base, what.shape.bytes))
+    if (!detail::is_readable(base, what.shape.bytes))
       return give_up(errc::mover_unreached, EPROTO, options_.name);
     std::memcpy(&found, base, sizeof(found));
     if (std::memcmp(&found, &header, sizeof(found)) != 0)

@@ -4,7 +4,6 @@
 
 #include <llmmem/config.hpp>
 
-#include <sys/mman.h>
 #include <ucp/api/ucp.h>
 #include <unistd.h>
 
@@ -14,6 +13,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -186,20 +187,30 @@ class ucx_peer {
   bool is_broken_ = false;
 };
 
-/// Returns whether all of a range is mapped: a pointer computed from another process's number may lead
-/// anywhere.
-[[nodiscard]] inline bool is_mapped(const std::byte* data, std::uint64_t bytes) noexcept {
-  const long page = ::sysconf(_SC_PAGESIZE);
-  if (page <= 0 || reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(page) != 0)
-    return false;
-  std::array<unsigned char, 1024> resident{};
-  const std::uint64_t step = resident.size() * static_cast<std::uint64_t>(page);
-  for (std::uint64_t at = 0; at < bytes; at += step) {
-    const std::uint64_t some = bytes - at < step ? bytes - at : step;
-    if (::mincore(const_cast<std::byte*>(data) + at, static_cast<std::size_t>(some), resident.data()) != 0)
-      return false;
+/// Returns whether all of a range can be read, by the system's list of mappings: a pointer computed from
+/// another process's number may lead anywhere, also to pages that are mapped and may not be read.
+[[nodiscard]] inline bool is_readable(const std::byte* data, std::uint64_t bytes) noexcept {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> maps(std::fopen("/proc/self/maps", "re"),
+                                                             &std::fclose);
+  if (maps == nullptr) return false;
+  std::uint64_t at = reinterpret_cast<std::uintptr_t>(data);
+  if (bytes > ~std::uint64_t{0} - at) return false;
+  const std::uint64_t end = at + bytes;
+  std::array<char, 1024> line{};
+  bool is_line_start = true;
+  while (at < end && std::fgets(line.data(), static_cast<int>(line.size()), maps.get()) != nullptr) {
+    const bool starts = std::exchange(is_line_start, std::strchr(line.data(), '\n') != nullptr);
+    char* after = line.data();
+    if (!starts) continue;  // the rest of a long path
+    const std::uint64_t first = std::strtoull(after, &after, 16);
+    if (*after != '-') return false;
+    const std::uint64_t last = std::strtoull(after + 1, &after, 16);
+    if (at >= first && at < last) {
+      if (after[0] != ' ' || after[1] != 'r') return false;
+      at = last;
+    }
   }
-  return true;
+  return at >= end;
 }
 
 }  // namespace detail
