@@ -79,7 +79,7 @@ inline ucx_mover::ucx_mover(const ucx_options& options)
   ucp_worker_release_address(worker_.worker(), address);
   if (introduction_.size() > pool::max_introduction_bytes) {
     throw length_error(options_.name + ": UCX needs " + std::to_string(introduction_.size()) +
-                       " bytes to say how this process is reached, and a message has room for " +
+                       " bytes to say how this process is reached, and a message carries at most " +
                        std::to_string(pool::max_introduction_bytes) +
                        "; name fewer devices in UCX_NET_DEVICES");
   }
