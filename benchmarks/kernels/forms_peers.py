@@ -1,6 +1,7 @@
 """forms_peers.py: other quantised caches on the model and text of `paged_decode --weights`.
 
 Usage: forms_peers.py --weights DIR --text FILE [--tokens 8193]
+Needs torch, transformers, optimum-quanto, hqq and zipnn, from PyPI; without one of the last three, its rows are left out.
 
 Runs train_gpt's model (the newest of its checkpoints) in torch over the same windows of the text, with keys and
 values through
