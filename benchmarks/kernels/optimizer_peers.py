@@ -2,10 +2,11 @@
 
 Usage: optimizer_peers.py [--bench build/bench/bin/bench_kernels]... [--rounds 5]
 
-Needs torch from PyPI, and takes deepspeed, ninja and bitsandbytes where they are there. Each steps 16 Mi parameters in a matrix of 4,096 columns, with float weights and gradients in memory, on one thread.
-Every round runs each once, in turns; the table has the median and the range of the time a parameter, and the bytes of
-state a parameter that each keeps. What is not installed is left out with a line that says so. DeepSpeed compiles its
-CPU Adam (with -march=native) at its first use, which needs ninja.
+Needs torch from PyPI, and takes deepspeed, ninja and bitsandbytes where they are there. Each steps 16 Mi parameters in a
+matrix of 4,096 columns, with float weights and gradients in memory, on one thread. Every round runs each once, in
+turns; the table has the median and the range of the time a parameter, and the bytes of state a parameter that each
+keeps. What is not installed is left out with a line that says so. DeepSpeed compiles its CPU Adam (with -march=native)
+at its first use, which needs ninja.
 """
 
 import argparse
