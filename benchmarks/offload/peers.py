@@ -89,7 +89,7 @@ class Ours:
 
     def processes(self):
         for name, seconds in self.rows("bench_pool", "^pool_fetch"):
-            mover = name[1] if not name[1].isdigit() else "message"
+            mover = name[0].removeprefix("pool_fetch").strip("_").replace("_", " ") or "message"
             block = next(int(part) for part in name[1:] if part.isdigit())
             yield f"llmmem kv_pool, {mover}", "fetch", block, TOTAL / seconds
 

@@ -135,6 +135,44 @@ double median(std::vector<double> of) {
   return of[of.size() / 2];
 }
 
+/// Asks for a prompt until another node has all of its blocks. Returns false after 60 s.
+template <class Node>
+bool finds(Node& asker, const kv_chain& chain) {
+  const auto since = std::chrono::steady_clock::now();
+  while (seconds_since(since) < 60) {
+    auto request = asker.pool.ask(chain, 0).value();
+    request.wait_for_answers();
+    if (request.where().elsewhere == chain.keys().size()) return true;
+    asker.pool.progress();
+  }
+  return false;
+}
+
+/// Fetches all blocks of a prompt, and returns the seconds that it took. Then the tiers are empty again.
+template <class Node>
+double seconds_of_fetch(benchmark::State& state, Node& asker, const kv_chain& chain) {
+  const auto start = std::chrono::steady_clock::now();
+  auto request = asker.pool.ask(chain, 0).value();
+  request.wait_for_answers();
+  request.fetch();
+  request.wait();
+  const double taken = seconds_since(start);
+  if (request.end().blocks != chain.keys().size()) state.SkipWithError("a block did not come");
+  asker.tiers.clear();
+  return taken;
+}
+
+/// Reports the rate of 64 MiB, and that of what was timed in turns with it.
+void report(benchmark::State& state, const std::vector<double>& ours, const std::vector<double>& others,
+            const std::string& name) {
+  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(moved_bytes));
+  state.counters[name + "_GB/s"] = static_cast<double>(moved_bytes) / median(others) / 1e9;
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < ours.size(); ++i)
+    ratios.push_back(others[i] / ours[i]);
+  state.counters["of_" + name] = median(ratios);
+}
+
 /// One iteration fetches 64 MiB and receives as many plain bytes, in turns.
 void pool_fetch(benchmark::State& state) {
   const auto bytes = static_cast<std::uint64_t>(state.range(0));
@@ -160,41 +198,23 @@ void pool_fetch(benchmark::State& state) {
     std::iota(prompt.begin(), prompt.end(), 0);
     const kv_chain chain(asker.cache, prompt);
     const auto since = std::chrono::steady_clock::now();
-    const auto is_late = [&] { return seconds_since(since) > 60; };
-    while (!plain.is_joined && !is_late())
+    while (!plain.is_joined && seconds_since(since) < 60)
       static_cast<void>(plain.end.poll(soon(plain.end), plain));
-    const auto ask = [&] {
-      auto request = asker.pool.ask(chain, 0).value();
-      request.wait_for_answers();
-      return request;
-    };
-    while (ask().where().elsewhere != blocks && !is_late())
-      asker.pool.progress();
-    if (is_late()) state.SkipWithError("the other node was not found within 60 s");
+    if (!plain.is_joined || !finds(asker, chain))
+      state.SkipWithError("the other node was not found within 60 s");
     std::vector<double> pool_times;
     std::vector<double> plain_times;
     for (auto _ : state) {
-      auto start = std::chrono::steady_clock::now();
-      auto request = ask();
-      request.fetch();
-      request.wait();
-      pool_times.push_back(seconds_since(start));
+      pool_times.push_back(seconds_of_fetch(state, asker, chain));
       state.SetIterationTime(pool_times.back());
-      if (request.end().blocks != blocks) state.SkipWithError("a block did not come");
-      asker.tiers.clear();
-      start = std::chrono::steady_clock::now();
+      const auto start = std::chrono::steady_clock::now();
       plain.at = 0;
       plain.end.post(seat_id{0}, {}, std::span(plain.into).first(1));
       while (plain.at < moved_bytes)
         static_cast<void>(plain.end.poll(soon(plain.end), plain));
       plain_times.push_back(seconds_since(start));
     }
-    state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(moved_bytes));
-    state.counters["plain_GB/s"] = static_cast<double>(moved_bytes) / median(plain_times) / 1e9;
-    std::vector<double> ratios;
-    for (std::size_t i = 0; i < pool_times.size(); ++i)
-      ratios.push_back(plain_times[i] / pool_times[i]);
-    state.counters["of_plain"] = median(ratios);
+    report(state, pool_times, plain_times, "plain");
     is_over = true;
   }
   sender.join();
@@ -223,46 +243,23 @@ void read_by(benchmark::State& state, Make make) {
     auto mover = make(bytes, blocks);
     node_type asker(mover->space(), folder.path(), 1, bytes, blocks, *mover);
     const kv_chain chain(asker.cache, prompt);
-    const auto since = std::chrono::steady_clock::now();
-    const auto is_late = [&] { return seconds_since(since) > 60; };
-    const auto ask = [&] {
-      auto request = asker.pool.ask(chain, 0).value();
-      request.wait_for_answers();
-      return request;
-    };
-    const auto fetch = [&] {
-      auto request = ask();
-      request.fetch();
-      request.wait();
-      if (request.end().blocks != blocks) state.SkipWithError("a block did not come");
-      asker.tiers.clear();
-    };
-    while (ask().where().elsewhere != blocks && !is_late())
-      asker.pool.progress();
-    if (is_late()) state.SkipWithError("the other node was not found within 60 s");
-    fetch();  // what the owner has not offered yet comes by message
+    if (!finds(asker, chain)) state.SkipWithError("the other node was not found within 60 s");
+    seconds_of_fetch(state, asker, chain);  // what the owner has not offered yet comes by message
     const std::uint64_t first = asker.pool.stats().read_blocks;
     const std::vector<std::byte> from(moved_bytes, std::byte{7});
     std::vector<std::byte> into(moved_bytes);
     std::vector<double> read_times;
     std::vector<double> copy_times;
     for (auto _ : state) {
-      auto start = std::chrono::steady_clock::now();
-      fetch();
-      read_times.push_back(seconds_since(start));
+      read_times.push_back(seconds_of_fetch(state, asker, chain));
       state.SetIterationTime(read_times.back());
-      start = std::chrono::steady_clock::now();
+      const auto start = std::chrono::steady_clock::now();
       for (std::uint64_t at = 0; at < moved_bytes; at += bytes)
         std::memcpy(into.data() + at, from.data() + at, bytes);
       benchmark::ClobberMemory();
       copy_times.push_back(seconds_since(start));
     }
-    state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(moved_bytes));
-    state.counters["memcpy_GB/s"] = static_cast<double>(moved_bytes) / median(copy_times) / 1e9;
-    std::vector<double> ratios;
-    for (std::size_t i = 0; i < read_times.size(); ++i)
-      ratios.push_back(copy_times[i] / read_times[i]);
-    state.counters["of_memcpy"] = median(ratios);
+    report(state, read_times, copy_times, "memcpy");
     state.counters["by_message"] = static_cast<double>(
         static_cast<std::uint64_t>(state.iterations()) * blocks - (asker.pool.stats().read_blocks - first));
     is_over = true;
@@ -312,32 +309,13 @@ void directory_span(benchmark::State& state) {
   state.counters["bytes/chunk"] = static_cast<double>(table.metadata_bytes()) / (64.0 * spans);
 }
 
-BENCHMARK(pool_fetch)
-    ->Arg(16 << 10)
-    ->Arg(64 << 10)
-    ->Arg(256 << 10)
-    ->Arg(1 << 20)
-    ->Arg(4 << 20)
-    ->UseManualTime()
-    ->MinTime(0.5);
-BENCHMARK(pool_fetch_shared)
-    ->Arg(16 << 10)
-    ->Arg(64 << 10)
-    ->Arg(256 << 10)
-    ->Arg(1 << 20)
-    ->Arg(4 << 20)
-    ->UseManualTime()
-    ->MinTime(0.5);
+void block_sizes(benchmark::internal::Benchmark* rows) {
+  rows->RangeMultiplier(4)->Range(16 << 10, 4 << 20)->UseManualTime()->MinTime(0.5);
+}
+BENCHMARK(pool_fetch)->Apply(block_sizes);
+BENCHMARK(pool_fetch_shared)->Apply(block_sizes);
 #ifdef LLMMEM_BENCH_UCX
-BENCHMARK(pool_fetch_ucx<ucx_lane::shared_memory>)
-    ->Name("pool_fetch_ucx_shared")
-    ->Arg(16 << 10)
-    ->Arg(64 << 10)
-    ->Arg(256 << 10)
-    ->Arg(1 << 20)
-    ->Arg(4 << 20)
-    ->UseManualTime()
-    ->MinTime(0.5);
+BENCHMARK(pool_fetch_ucx<ucx_lane::shared_memory>)->Name("pool_fetch_ucx_shared")->Apply(block_sizes);
 BENCHMARK(pool_fetch_ucx<ucx_lane::tcp>)
     ->Name("pool_fetch_ucx_tcp")
     ->Arg(16 << 10)
