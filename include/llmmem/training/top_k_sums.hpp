@@ -72,6 +72,7 @@ inline void accumulate_top_k(std::span<const float> gradients, const top_k_piece
 }
 
 /// Fills a list with the largest unsent values (`select_top_magnitudes`). Changes nothing else.
+/// @pre into.count() <= piece.unsent.size()
 inline void choose_top_k(const top_k_piece& piece, sparse_list& into) noexcept {
   select_top_magnitudes(piece.unsent, into.count(), [&](std::uint64_t place, std::uint32_t index) {
     into.set(place, index, piece.unsent[index]);
