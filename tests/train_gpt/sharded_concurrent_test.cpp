@@ -182,8 +182,10 @@ TEST_CASE("each wrong option of ranks has its own error, with valid values") {
         "train_gpt: --gather-ahead \"1025\": must be a whole number from 0 to 1024" + hint);
   CHECK(wrong({"--wire", "int8"}) ==
         "train_gpt: --wire, --node-ranks and --error-feedback are of ranks; add --ranks N" + hint);
-  CHECK(wrong({"--ranks", "2", "--wire", "int7"}) ==
-        "train_gpt: --wire: 'int7' is unknown; there are plain, bf16, fp8, int8, int4 and zeropp" + hint);
+  CHECK(
+      wrong({"--ranks", "2", "--wire", "int7"}) ==
+      "train_gpt: --wire: 'int7' is unknown; there are plain, bf16, fp8, int8, int4, zeropp and topk:SHARE" +
+          hint);
   CHECK(wrong({"--ranks", "2", "--wire", "zeropp"}) ==
         "train_gpt: --wire zeropp sums in two hops; add --node-ranks N, the ranks of a node" + hint);
   CHECK(wrong({"--ranks", "4", "--node-ranks", "3"}) ==
