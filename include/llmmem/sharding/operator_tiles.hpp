@@ -65,6 +65,7 @@ class operator_tiles {
   /// Returns the tiles for a catalogue, where they have consecutive ids.
   [[nodiscard]] std::vector<tensor_facts> tensors(const std::string& name) const {
     std::vector<tensor_facts> all;
+    all.reserve(tiles_);
     for (std::uint32_t tile = 0; tile < tiles_; ++tile) {
       all.push_back({name + " tile " + std::to_string(tile),
                      tensor_shape::matrix(rows(tile).count, whole_.columns()), element_bytes_});

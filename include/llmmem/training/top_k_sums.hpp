@@ -43,7 +43,9 @@ struct top_k_piece {
 /// Returns how many elements of a piece are sent: the nearest number to `elements` x `density`, at least 1.
 /// Of no elements: 0. @pre `density` is above 0 and at most 1
 [[nodiscard]] constexpr std::uint64_t top_k_count(std::uint64_t elements, double density) noexcept {
-  const auto nearest = static_cast<std::uint64_t>(static_cast<double>(elements) * density + 0.5);
+  const double wanted = static_cast<double>(elements) * density;
+  const auto below = static_cast<std::uint64_t>(wanted);
+  const std::uint64_t nearest = wanted - static_cast<double>(below) < 0.5 ? below : below + 1;
   const std::uint64_t least = nearest == 0 ? 1 : nearest;
   return least < elements ? least : elements;
 }

@@ -174,8 +174,9 @@ class attention_tensor_work {
         for (std::uint32_t w = 0; w < 2; ++w) {
           const std::uint32_t word = k % 2 * 2 + w;
           const float* const of = query[lane].of[k / 2].of;
-          float first = of[2 * word];
-          float second = of[2 * word + 1];
+          const std::size_t pair = std::size_t{2} * word;
+          float first = of[pair];
+          float second = of[pair + 1];
           if (form_.splits_keys()) {
             first = of[word];
             second = of[word + 4];

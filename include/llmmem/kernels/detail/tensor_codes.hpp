@@ -43,7 +43,8 @@ class tensor_codes {
   static constexpr bool has_token_scales = true;
   static constexpr bool has_codes = true;
 
-  struct read {
+  // Registers, which the loads fill.
+  struct read {  // NOLINT(cppcoreguidelines-pro-type-member-init)
     code_run<2> key[2][Dim / 64];
     code_run<Dim / 64> value[2][2];
     runs_of<2> key_runs[2][Dim / 64];
@@ -252,7 +253,8 @@ class tensor_rounded_codes : public tensor_elements<dtype::bf16, Dim> {
     attention_raw<dtype::bf16> out{};
     LLMMEM_UNROLL
     for (unsigned i = 0; i < 4; ++i)
-      out.part[0].words[i] = nearest_pair<dtype::bf16>(floats.of[2 * i], floats.of[2 * i + 1]);
+      out.part[0].words[i] =
+          nearest_pair<dtype::bf16>(floats.of[std::size_t{2} * i], floats.of[std::size_t{2} * i + 1]);
     return out;
   }
 

@@ -193,7 +193,7 @@ class ucx_peer {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> maps(std::fopen("/proc/self/maps", "re"),
                                                              &std::fclose);
   if (maps == nullptr) return false;
-  std::uint64_t at = reinterpret_cast<std::uintptr_t>(data);
+  auto at = reinterpret_cast<std::uintptr_t>(data);
   if (bytes > ~std::uint64_t{0} - at) return false;
   const std::uint64_t end = at + bytes;
   std::array<char, 1024> line{};
