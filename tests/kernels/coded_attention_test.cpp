@@ -125,15 +125,7 @@ integer_bounds bounds_of(const coded_world& of, std::uint64_t row, std::uint32_t
   const attention_world& world = of.floats;
   const kv_layout& layout = world.layout;
   const std::uint32_t head = query / world.group;
-  const std::int32_t sequence =
-      world.sequences.empty() ? static_cast<std::int32_t>(row) : world.sequences[row];
-  const std::int64_t end =
-      world.lengths.empty() ? world.tokens[static_cast<std::size_t>(sequence)] : world.lengths[row];
-  const std::int64_t first =
-      world.options.window == 0 ? 0 : std::max<std::int64_t>(0, end - std::int64_t{world.options.window});
-  const double scale = world.options.scale != 0
-                           ? static_cast<double>(world.options.scale)
-                           : 1 / std::sqrt(static_cast<double>(layout.vector_elements(0)));
+  const auto [sequence, first, end, scale] = world.attended_by(row);
   const std::byte* const asked =
       world.queries.data() + row * world.query_strides[0] + query * world.query_strides[1];
   double largest = 0;

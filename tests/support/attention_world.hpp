@@ -73,6 +73,24 @@ struct attention_world {
   std::vector<std::int32_t> padded{};
   std::int32_t columns = 0;
 
+  /// The tokens that a row attends to, first to end - 1 of a sequence, and what multiplies its products.
+  struct attended {
+    std::int32_t sequence = 0;
+    std::int64_t first = 0;
+    std::int64_t end = 0;
+    double scale = 1;
+  };
+  [[nodiscard]] attended attended_by(std::uint64_t row) const {
+    const std::int32_t sequence = sequences.empty() ? static_cast<std::int32_t>(row) : sequences[row];
+    const std::int64_t end = lengths.empty() ? tokens[static_cast<std::size_t>(sequence)] : lengths[row];
+    const std::int64_t window = options.window;
+    return {.sequence = sequence,
+            .first = window == 0 || window > end ? 0 : end - window,
+            .end = end,
+            .scale = options.scale != 0 ? static_cast<double>(options.scale)
+                                        : 1 / std::sqrt(static_cast<double>(layout.vector_elements(0)))};
+  }
+
   explicit attention_world(std::mt19937_64& random, llmmem::attention_arithmetic arithmetic = {}) {
     draw_shape(random);
     if (arithmetic == llmmem::attention_arithmetic::tensor_cores) draw_tensor_shape(random);
@@ -142,10 +160,7 @@ struct attention_world {
   /// exponentials.
   [[nodiscard]] std::vector<double> expected(std::uint64_t row, std::uint32_t query) const {
     const std::uint32_t head = query / group;
-    const std::int32_t sequence = sequences.empty() ? static_cast<std::int32_t>(row) : sequences[row];
-    const std::int64_t end = lengths.empty() ? tokens[static_cast<std::size_t>(sequence)] : lengths[row];
-    const std::int64_t first =
-        options.window == 0 ? 0 : std::max<std::int64_t>(0, end - std::int64_t{options.window});
+    const auto [sequence, first, end, scale] = attended_by(row);
     const auto vector = [&](std::uint32_t plane, std::int64_t position, std::uint64_t e) {
       const std::byte* const at = cache.data() + place(plane, sequence, position, head);
       const double value = load_element(layout.element, at + e * element_bytes(layout.element));
@@ -153,8 +168,6 @@ struct attention_world {
       return is_scaled ? value * scales[plane][options.scales.is_by_head ? head : 0] : value;
     };
     const std::byte* const asked = queries.data() + row * query_strides[0] + query * query_strides[1];
-    const double scale =
-        options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<double>(layout.vector_elements(0)));
     std::vector<double> products;
     double most = -std::numeric_limits<double>::infinity();
     for (std::int64_t position = first; position < end; ++position) {

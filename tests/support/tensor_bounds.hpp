@@ -39,15 +39,7 @@ struct tensor_bounds {
   const double of_values = is_exact ? 0 : 0x1p-8;
   constexpr double of_sums = 1e-5;
   const std::uint32_t head = query / world.group;
-  const std::int32_t sequence =
-      world.sequences.empty() ? static_cast<std::int32_t>(row) : world.sequences[row];
-  const std::int64_t end =
-      world.lengths.empty() ? world.tokens[static_cast<std::size_t>(sequence)] : world.lengths[row];
-  const std::int64_t first =
-      world.options.window == 0 ? 0 : std::max<std::int64_t>(0, end - std::int64_t{world.options.window});
-  const double scale = world.options.scale != 0
-                           ? static_cast<double>(world.options.scale)
-                           : 1 / std::sqrt(static_cast<double>(layout.vector_elements(0)));
+  const auto [sequence, first, end, scale] = world.attended_by(row);
   const auto number = [&](std::uint32_t p, std::int64_t t, std::uint64_t e) {
     return static_cast<double>(
         load_element(llmmem::dtype::f32, world.cache.data() + world.place(p, sequence, t, head) + 4 * e));
