@@ -88,6 +88,16 @@
 #define LLMMEM_OUTLINED
 #endif
 
+/// Inlines a function into its callers also where the compiler would not, or must not without being told:
+/// into those for a processor with wider vectors.
+#if defined(__CUDACC__)
+#define LLMMEM_ALWAYS_INLINE __forceinline__
+#elif defined(__GNUC__)
+#define LLMMEM_ALWAYS_INLINE inline __attribute__((always_inline))
+#else
+#define LLMMEM_ALWAYS_INLINE inline
+#endif
+
 /// Prefetches the cache line at `address`; does nothing if the compiler cannot.
 #if defined(__GNUC__)
 #define LLMMEM_PREFETCH(address) __builtin_prefetch(address)

@@ -1,6 +1,7 @@
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/host_executor.hpp>
 #include <llmmem/kernels/optimizer_step.hpp>
+#include <llmmem/kernels/vector_path.hpp>
 #include <llmmem/model/bf16.hpp>
 #include <llmmem/testing/grid_executor.hpp>
 
@@ -204,7 +205,9 @@ TEST_SUITE("optimizer_step") {
     CHECK(detail::split_of(0x7F7F'FFFFU).high == 0x7F80U);
   }
 
-  TEST_CASE("cuts into pieces, executors and widths of accesses change no bit of any form") {
+  TEST_CASE("cuts into pieces, executors, vectors and widths of accesses change no bit of any form") {
+    std::vector<vector_path> paths(vector_paths.begin(), vector_paths.end());
+    std::erase_if(paths, [](vector_path path) { return !has_vector_path(path); });
     for (const auto seed : seeds(60, 25)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
@@ -234,14 +237,40 @@ TEST_SUITE("optimizer_step") {
         for (std::uint64_t first = 0; first < count;) {
           const std::uint64_t unit = cut_multiple(form);
           const std::uint64_t size = std::min(count - first, unit * (1 + random() % (600 / unit)));
-          optimizer_step(host_executor{}, form, optimizer_arrays::piece(form, bases, first, size),
-                         part(first, size), by)
+          const vector_path path = paths[random() % paths.size()];
+          detail::optimizer_step_by(path, host_executor{}, form,
+                                    optimizer_arrays::piece(form, bases, first, size), part(first, size), by)
               .value();
           first += size;
         }
         REQUIRE(pieces == whole);
         REQUIRE(grid == whole);
       }
+    }
+  }
+
+  TEST_CASE("vectors draw the random bits of each element's index, also where its lower half overflows") {
+    constexpr auto form = optimizer_form::adamw_stochastic;
+    constexpr std::uint64_t count = 200;
+    std::mt19937_64 random(3);
+    const auto start = drawn_floats(count, 0.1, 0, random);
+    const auto floats = drawn_floats(count, 0.01, 0, random);
+    const gradient_piece by{reinterpret_cast<const std::byte*>(floats.data()), dtype::f32, count};
+    optimizer_arrays one_by_one(form, count);
+    optimizer_begin(host_executor{}, form, one_by_one.whole(form, count), start.data()).value();
+    const optimizer_arrays begun = one_by_one;
+    const auto step = [&](const auto& run, vector_path path, optimizer_arrays& arrays) {
+      optimizer_piece piece = arrays.whole(form, count);
+      piece.first = (std::uint64_t{1} << 32U) - 107;
+      detail::optimizer_step_by(path, run, form, piece, by, {.step = 1, .seed = 5}).value();
+    };
+    step(grid_executor({.blocks = 2}), vector_path::baseline, one_by_one);
+    for (const vector_path path : vector_paths) {
+      if (!has_vector_path(path)) continue;
+      CAPTURE(to_text(path));
+      optimizer_arrays arrays = begun;
+      step(host_executor{}, path, arrays);
+      CHECK(arrays == one_by_one);
     }
   }
 

@@ -107,22 +107,121 @@ LLMMEM_HD inline void take_roots(float (&x)[N]) noexcept {
     x[i] = root_of(x[i]);
 }
 
+/// @name Operations of the rules
+/// On a float, or on all lanes of a vector: by reference, because compilers pass vectors differently for each
+/// target. Each rounds once.
+/// @{
+LLMMEM_HD inline void multiply(float& to, float a, float b) noexcept {
+  to = unfused(a, b);
+}
+LLMMEM_HD inline void divide(float& to, float a, float b) noexcept {
+  to = quotient_of(a, b);
+}
+LLMMEM_HD inline void settle(float& x) noexcept {
+  x = settled(x);
+}
+
+#if defined(__x86_64__) && !defined(__CUDACC__)
+/// A vector of floats that AVX2 or AVX-512 has.
+template <class V>
+concept float_vector = requires(V x) { x[0] = 1.0F; } && (sizeof(V) >= 32);
+
+// Where a target has fused products, a compiler would fuse a product into a sum, and one that keeps `errno`
+// would call a function for each root.
+template <float_vector V>
+LLMMEM_ALWAYS_INLINE void multiply(V& to, const V& a, const V& b) noexcept {
+#if defined(__clang__)
+#pragma clang fp contract(off)
+  to = a * b;
+#else
+  asm("vmulps %2, %1, %0" : "=v"(to) : "v"(a), "v"(b));
+#endif
+}
+template <float_vector V>
+LLMMEM_ALWAYS_INLINE void multiply(V& to, const V& a, float b) noexcept {
+  const V all = b - V{};  // b in each lane, also a negative zero
+  multiply(to, a, all);
+}
+template <float_vector V>
+LLMMEM_ALWAYS_INLINE void divide(V& to, const V& a, const V& b) noexcept {
+  to = a / b;
+}
+template <float_vector V>
+LLMMEM_ALWAYS_INLINE void settle(V& x) noexcept {
+  const V nan = float_of_bits(0x7FC0'0000U) - V{};
+  x = x == x ? x : nan;  // NOLINT(misc-redundant-expression)
+}
+template <float_vector V>
+LLMMEM_ALWAYS_INLINE void take_root(V& x) noexcept {
+#if defined(__clang__)
+  x = __builtin_elementwise_sqrt(x);
+#else
+  asm("vsqrtps %1, %0" : "=v"(x) : "v"(x));
+#endif
+}
+#endif
+/// @}
+
+/// The moments of AdamW, and the number under the root. @tparam V  float, or a vector of them
+template <class V>
+LLMMEM_HD LLMMEM_ALWAYS_INLINE void adamw_moments(V& m, V& v, V& under_root, const V& g,
+                                                  const optimizer_constants& by) noexcept {
+  V scaled;
+  V kept;
+  V added;
+  multiply(scaled, g, by.scale);
+  multiply(kept, m, by.mean_decay);
+  multiply(added, scaled, by.mean_share);
+  m = kept + added;
+  settle(m);
+  multiply(kept, v, by.variance_decay);
+  multiply(added, scaled, by.variance_share);
+  multiply(added, added, scaled);
+  v = kept + added;
+  settle(v);
+  multiply(under_root, v, by.correction);
+}
+
+/// The weight of AdamW. @param root  of what `adamw_moments` put under it
+template <class V>
+LLMMEM_HD LLMMEM_ALWAYS_INLINE void adamw_weight(V& w, const V& m, const V& root,
+                                                 const optimizer_constants& by) noexcept {
+  V kept;
+  V taken;
+  multiply(kept, w, by.keep);
+  multiply(taken, m, by.size);
+  divide(taken, taken, root + by.epsilon);
+  w = kept - taken;
+  settle(w);
+}
+
+/// SGD with momentum.
+template <class V>
+LLMMEM_HD LLMMEM_ALWAYS_INLINE void sgd_rule(V& w, V& m, const V& g, const optimizer_constants& by) noexcept {
+  V kept;
+  V added;
+  multiply(kept, m, by.mean_decay);
+  multiply(added, g, by.scale);
+  m = kept + added;
+  settle(m);
+  multiply(kept, w, by.keep);
+  multiply(added, m, by.size);
+  w = kept - added;
+  settle(w);
+}
+
 /// AdamW on N elements.
 template <unsigned N>
 LLMMEM_HD inline void adamw_elements(float (&w)[N], float (&m)[N], float (&v)[N], const float (&g)[N],
                                      const optimizer_constants& by) noexcept {
   float root[N];
   LLMMEM_UNROLL
-  for (unsigned i = 0; i < N; ++i) {
-    const float scaled = unfused(g[i], by.scale);
-    m[i] = settled(unfused(by.mean_decay, m[i]) + unfused(by.mean_share, scaled));
-    v[i] = settled(unfused(by.variance_decay, v[i]) + unfused(unfused(by.variance_share, scaled), scaled));
-    root[i] = unfused(v[i], by.correction);
-  }
+  for (unsigned i = 0; i < N; ++i)
+    adamw_moments(m[i], v[i], root[i], g[i], by);
   take_roots(root);
   LLMMEM_UNROLL
   for (unsigned i = 0; i < N; ++i)
-    w[i] = settled(unfused(by.keep, w[i]) - quotient_of(unfused(by.size, m[i]), root[i] + by.epsilon));
+    adamw_weight(w[i], m[i], root[i], by);
 }
 
 /// SGD with momentum on N elements.
@@ -130,10 +229,8 @@ template <unsigned N>
 LLMMEM_HD inline void sgd_elements(float (&w)[N], float (&m)[N], const float (&g)[N],
                                    const optimizer_constants& by) noexcept {
   LLMMEM_UNROLL
-  for (unsigned i = 0; i < N; ++i) {
-    m[i] = settled(unfused(by.mean_decay, m[i]) + unfused(g[i], by.scale));
-    w[i] = settled(unfused(by.keep, w[i]) - unfused(by.size, m[i]));
-  }
+  for (unsigned i = 0; i < N; ++i)
+    sgd_rule(w[i], m[i], g[i], by);
 }
 
 /// A float as a rounded bf16 and 16 low bits.
@@ -141,15 +238,31 @@ struct split_float {
   std::uint16_t high;
   std::uint16_t low;
 };
-[[nodiscard]] LLMMEM_HD constexpr split_float split_of(std::uint32_t bits) noexcept {
-  const std::uint32_t low = bits & 0xFFFFU;
+/// Splits bits, and joins them. @tparam Word  32 bits, or a vector of them
+template <class Word>
+LLMMEM_HD LLMMEM_ALWAYS_INLINE constexpr void split_bits(Word& high, Word& low, const Word& bits) noexcept {
+  const Word upper = bits >> 16U;
+  const Word lower = bits & 0xFFFFU;
   // A NaN is not rounded, because a carry could make it a zero. Its lowest bits do not matter.
-  if ((bits & 0x7FFF'FFFFU) > 0x7F80'0000U)
-    return {static_cast<std::uint16_t>((bits >> 16U) | 0x40U), static_cast<std::uint16_t>(low & 0x7FFFU)};
-  return {static_cast<std::uint16_t>((bits >> 16U) + (low >> 15U)), static_cast<std::uint16_t>(low)};
+  const auto is_nan = (bits & 0x7FFF'FFFFU) > 0x7F80'0000U;
+  high = is_nan ? upper | 0x40U : upper + (lower >> 15U);
+  low = is_nan ? lower & 0x7FFFU : lower;
+}
+template <class Word>
+LLMMEM_HD LLMMEM_ALWAYS_INLINE constexpr void join_bits(Word& bits, const Word& high,
+                                                        const Word& low) noexcept {
+  bits = ((high - (low >> 15U)) << 16U) | low;
+}
+[[nodiscard]] LLMMEM_HD constexpr split_float split_of(std::uint32_t bits) noexcept {
+  std::uint32_t high = 0;
+  std::uint32_t low = 0;
+  split_bits(high, low, bits);
+  return {static_cast<std::uint16_t>(high), static_cast<std::uint16_t>(low)};
 }
 [[nodiscard]] LLMMEM_HD constexpr std::uint32_t joined_bits(std::uint16_t high, std::uint16_t low) noexcept {
-  return ((std::uint32_t{high} - (std::uint32_t{low} >> 15U)) << 16U) | low;
+  std::uint32_t bits = 0;
+  join_bits(bits, std::uint32_t{high}, std::uint32_t{low});
+  return bits;
 }
 
 /// 16 random bits for an element, under the step's key.
@@ -158,11 +271,21 @@ struct split_float {
   return random_bits(index, by.key) >> 16U;
 }
 
+/// The upper half of bits, rounded away from zero if 16 drawn bits and the lower half carry. @tparam Word  32
+/// bits, or a vector of them
+template <class Word>
+LLMMEM_HD LLMMEM_ALWAYS_INLINE constexpr void round_by_drawn(Word& high, const Word& bits,
+                                                             const Word& drawn) noexcept {
+  const auto is_finite = (bits & 0x7F80'0000U) != 0x7F80'0000U;
+  high = (is_finite ? bits + drawn : bits) >> 16U;
+}
+
 /// The bf16 below or above in size, by 16 drawn bits.
 [[nodiscard]] LLMMEM_HD constexpr std::uint16_t stochastic_bf16(std::uint32_t bits,
                                                                 std::uint32_t drawn) noexcept {
-  const bool is_finite = (bits & 0x7F80'0000U) != 0x7F80'0000U;
-  return static_cast<std::uint16_t>((bits + (is_finite ? drawn : 0)) >> 16U);
+  std::uint32_t high = 0;
+  round_by_drawn(high, bits, drawn);
+  return static_cast<std::uint16_t>(high);
 }
 
 /// The values of dynamic quantisation's codes, ascending: 0, 1, and for i = 0 to 6 those of the decade

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <llmmem/kernels/detail/optimizer_arithmetic.hpp>
+#include <llmmem/kernels/detail/optimizer_lanes.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/host_executor.hpp>
 #include <llmmem/kernels/items.hpp>
 #include <llmmem/kernels/launch.hpp>
 #include <llmmem/kernels/optimizer_step.hpp>
+#include <llmmem/kernels/vector_path.hpp>
 
 #include <concepts>
 #include <cstring>
@@ -429,47 +431,50 @@ result<void> with_form(optimizer_form form, const Do& act) {
   return {};
 }
 
-#if defined(__x86_64__) && !defined(__AVX2__) && !defined(__CUDACC__)
-/// Runs all items with vectors of eight floats, in a program that is compiled for every x86-64. It fuses no
-/// product into a sum, because the target has no such instruction: the bits are those of any other step.
-template <item_work Work>
-[[gnu::target("avx2"), gnu::flatten]] inline void run_items_avx2(const Work& work) noexcept {
-  const std::uint64_t items = work.items();
-  for (std::uint64_t item = 0; item < items; ++item)
-    work.run(item);
+/// The work that is left behind a piece's first `count` elements.
+template <optimizer_form Form, dtype Gradient>
+[[nodiscard]] optimizer_work behind(const optimizer_work& work, std::uint64_t count) noexcept {
+  optimizer_work rest = work;
+  rest.piece.weights += count * widths_of(Form).weights;
+  if constexpr (widths_of(Form).low != 0) rest.piece.low += count * widths_of(Form).low;
+  rest.piece.mean += count * widths_of(Form).mean;
+  if constexpr (widths_of(Form).variance != 0) rest.piece.variance += count * widths_of(Form).variance;
+  rest.piece.first += count;
+  rest.piece.count -= count;
+  rest.gradients += count * (Gradient == dtype::f32 ? 4 : 2);
+  return rest;
 }
-#endif
 
-/// Steps elements on the host or a device; on the host with the widest vectors that keep the bits.
-template <class Run, item_work Work>
-result<void> step_elements(const Run& run, const Work& work) {
-#if defined(__x86_64__) && !defined(__AVX2__) && !defined(__CUDACC__)
+/// Steps elements on the host or a device; on the host by vectors of a path, with the same bits.
+template <optimizer_form Form, dtype Gradient, class Run>
+result<void> step_elements(const Run& run, const optimizer_work& work, [[maybe_unused]] vector_path path) {
+#if defined(__x86_64__) && !defined(__CUDACC__)
   if constexpr (std::same_as<Run, host_executor>) {
-    if (__builtin_cpu_supports("avx2") != 0) {
-      run_items_avx2(work);
-      return {};
-    }
+    const std::uint64_t done = step_first<Form, Gradient>(path, work.piece, work.gradients, work.by);
+    if (done == work.piece.count) return {};
+    return run.each(element_step<Form, Gradient, elements_an_item<Run>>(behind<Form, Gradient>(work, done)));
   }
 #endif
-  return run.each(work);
+  return run.each(element_step<Form, Gradient, elements_an_item<Run>>(work));
 }
 
+/// @param path  of the host's vectors
 template <dtype Gradient, class Run>
-result<void> start_step(const Run& run, optimizer_form form, const optimizer_work& work) {
+result<void> start_step(const Run& run, optimizer_form form, const optimizer_work& work, vector_path path) {
   return with_form(form, [&]<optimizer_form Form>() -> result<void> {
     if constexpr (Form == optimizer_form::adamw_8bit) {
       return run.each(group_step<Gradient, std::same_as<Run, host_executor> ? 256 : 8>(work));
     } else {
-      return step_elements(run, element_step<Form, Gradient, elements_an_item<Run>>(work));
+      return step_elements<Form, Gradient>(run, work, path);
     }
   });
 }
 
-}  // namespace detail
-
+/// `optimizer_step` by the host's vectors of a path.
 template <class Run>
-result<void> optimizer_step(const Run& run, optimizer_form form, const optimizer_piece& piece,
-                            const gradient_piece& gradients, const optimizer_hyper& hyper) {
+result<void> optimizer_step_by(vector_path path, const Run& run, optimizer_form form,
+                               const optimizer_piece& piece, const gradient_piece& gradients,
+                               const optimizer_hyper& hyper) {
   constexpr const char* who = "optimizer_step";
   if (gradients.count != piece.count)
     return failure{errc::size_mismatch, 0, piece.count, gradients.count, "optimizer_step: gradients"};
@@ -480,7 +485,7 @@ result<void> optimizer_step(const Run& run, optimizer_form form, const optimizer
   if (hyper.step == 0)
     return failure{errc::out_of_range, 0, 0, ~std::uint64_t{0}, "optimizer_step: step, which counts from 1"};
   if (piece.count == 0) return {};
-  const auto is_wide = detail::check_piece(form, piece, who);
+  const auto is_wide = check_piece(form, piece, who);
   if (!is_wide.has_value()) return is_wide.error();
   const auto address = reinterpret_cast<std::uintptr_t>(gradients.data);
   const std::uint32_t width = gradients.element == dtype::f32 ? 4 : 2;
@@ -488,11 +493,19 @@ result<void> optimizer_step(const Run& run, optimizer_form form, const optimizer
     return failure{errc::too_short, 0, piece.count, 0, "optimizer_step: gradients"};
   if (address % width != 0)
     return failure{errc::bad_granularity, 0, address, width, "optimizer_step: gradients"};
-  const detail::optimizer_work work{piece, gradients.data,
-                                    detail::optimizer_constants::of(hyper, form == optimizer_form::sgd),
-                                    *is_wide && address % (std::uint64_t{4} * width) == 0};
-  return gradients.element == dtype::f32 ? detail::start_step<dtype::f32>(run, form, work)
-                                         : detail::start_step<dtype::bf16>(run, form, work);
+  const optimizer_work work{piece, gradients.data,
+                            optimizer_constants::of(hyper, form == optimizer_form::sgd),
+                            *is_wide && address % (std::uint64_t{4} * width) == 0};
+  return gradients.element == dtype::f32 ? start_step<dtype::f32>(run, form, work, path)
+                                         : start_step<dtype::bf16>(run, form, work, path);
+}
+
+}  // namespace detail
+
+template <class Run>
+result<void> optimizer_step(const Run& run, optimizer_form form, const optimizer_piece& piece,
+                            const gradient_piece& gradients, const optimizer_hyper& hyper) {
+  return detail::optimizer_step_by(best_vector_path(), run, form, piece, gradients, hyper);
 }
 
 template <class Run>
