@@ -162,6 +162,22 @@ find_cccl() {
   say -DLLMMEM_CCCL=ON "-DLLMMEM_CCCL_INCLUDE_DIR=$(realpath "$home")"
 }
 
+# find_rmm: prints CMake's arguments for RMM's headers and library, as the packages of the Python index have them, in
+# build/rmm. Nothing where they are not to be had: the test that uses them is then left out, and CMake says so.
+rmm_packages=(librmm-cu13==26.10.0 rapids-logger==0.3.0)
+find_rmm() {
+  local home=$PWD/build/rmm
+  if [[ ! -d $home/librmm ]]; then
+    mkdir -p "$home"
+    python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$home" "${rmm_packages[@]}" >&2 || return 0
+    local each
+    for each in "$home"/*.whl; do
+      python3 -m zipfile -e "$each" "$home" >&2 || return 0
+    done
+  fi
+  say "-DLLMMEM_TESTS_RMM=$home"
+}
+
 # logged NAME COMMAND...: the command's output goes to build/log/NAME, and is shown when it fails.
 logged() {
   local log=build/log/$1

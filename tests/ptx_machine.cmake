@@ -125,6 +125,23 @@ endforeach()
 llmmem_add_ptx_test(kernels/kernel_costs kernels/kernel_costs.cu ARGUMENTS "${PROJECT_SOURCE_DIR}/docs/benchmarks/kernel_costs.md")
 llmmem_add_ptx_test(device_step "${PROJECT_SOURCE_DIR}/examples/device_step/device_step.cu" SEEDS 15)
 
+# RMM's adaptors over spaces, and spaces over its resources: the host's part alone, with the headers of CCCL that RMM brings.
+set(LLMMEM_TESTS_RMM
+    ""
+    CACHE PATH "Folder with librmm and rapids_logger as pip unpacks them; empty: the test of RMM is not built")
+if(LLMMEM_TESTS_RMM)
+  llmmem_add_ptx_test(interop/rmm interop/rmm_parts.cpp)
+  if(TARGET ptx_interop_rmm)
+    target_include_directories(ptx_interop_rmm SYSTEM PRIVATE "${LLMMEM_TESTS_RMM}/librmm/include/rapids" "${LLMMEM_TESTS_RMM}/librmm/include"
+                                                              "${LLMMEM_TESTS_RMM}/rapids_logger/include" "${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}")
+    target_compile_options(ptx_interop_rmm PRIVATE -O0)
+    target_link_libraries(ptx_interop_rmm PRIVATE "${LLMMEM_TESTS_RMM}/librmm/lib64/librmm.so"
+                                                  "${LLMMEM_TESTS_RMM}/rapids_logger/lib64/librapids_logger.so")
+  endif()
+else()
+  message(STATUS "device tests: that of RMM is NOT built, LLMMEM_TESTS_RMM names no folder")
+endif()
+
 # NCCL opens a device by itself: its test is compiled here, and runs on devices only.
 if(TARGET llmmem::nccl AND NOT LLMMEM_PTX_TESTS)
   add_library(nccl_transport_gpu_compiles OBJECT comm/nccl_transport_gpu_test.cu)

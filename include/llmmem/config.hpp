@@ -88,8 +88,8 @@
 #define LLMMEM_OUTLINED
 #endif
 
-/// Inlines a function into its callers also where the compiler would not, or must not without being told:
-/// into those for a processor with wider vectors.
+/// Inlines a function into its callers in every build: into functions for processors with wider vectors, whose
+/// instructions it then uses.
 #if defined(__CUDACC__)
 #define LLMMEM_ALWAYS_INLINE __forceinline__
 #elif defined(__GNUC__)

@@ -1,5 +1,6 @@
 #include <llmmem/async_checkpointer.hpp>
 #include <llmmem/checkpoint/load.hpp>
+#include <llmmem/space/pmr.hpp>
 #include <llmmem/testing/crash_states.hpp>
 #include <llmmem/testing/simulated_storage.hpp>
 
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <memory_resource>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -232,6 +234,32 @@ TEST_SUITE("async_checkpointer") {
       CHECK(each.is_committed());
     CHECK(list_checkpoints(storage).size() == 20);
     CHECK(what_is_wrong(storage, of, 20) == "");
+  }
+
+  TEST_CASE("a ring in the caller's space is charged to its budget, saves the same, and is refused whole") {
+    struct pool_traits : traits {
+      using staging_space = pmr_space;
+    };
+    state of(3);
+    simulated_storage storage;
+    solo_coordinator coordinator(storage);
+    pmr_space staging(pmr_source(std::pmr::new_delete_resource()), {.budget = 1000, .name = "staging"});
+    {
+      async_checkpointer<pool_traits> saves(coordinator, of.tensors, staging, tiny);
+      CHECK(staging.used() == tiny.ring_bytes);
+      for (std::uint64_t step = 1; step <= 3; ++step) {
+        {
+          const mutation_permit permit = saves.gate().mutate();
+          of.fill(step);
+        }
+        CHECK(saves.begin_snapshot(step, host_state_view(of.spans)).ticket().wait() ==
+              commit_status::committed);
+      }
+      CHECK_THROWS_WITH_AS(async_checkpointer<pool_traits>(coordinator, of.tensors, staging, tiny),
+                           doctest::Contains("staging: 512 bytes needed, but 488 left"), out_of_memory);
+    }
+    CHECK(staging.used() == 0);
+    CHECK(what_is_wrong(storage, of, 3) == "");
   }
 
   TEST_CASE("only the owner copies a view that is not concurrent, while it waits") {

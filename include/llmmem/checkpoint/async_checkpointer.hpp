@@ -21,6 +21,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -96,6 +97,7 @@ class async_checkpointer {
         typename Traits::view_type;
         typename Traits::observer_type;
         typename Traits::digest_type;
+        typename Traits::staging_space;
       },
       "Traits lacks a policy: inherit from llmmem::checkpointer_traits, and shadow the policies to change");
   using storage_type = typename Traits::storage_type;
@@ -103,6 +105,7 @@ class async_checkpointer {
   using view_type = typename Traits::view_type;
   using observer_type = typename Traits::observer_type;
   using digest_type = typename Traits::digest_type;
+  using staging_space = typename Traits::staging_space;
   static_assert(checkpoint_coordinator<coordinator_type>,
                 "Traits::coordinator_type must be a checkpoint_coordinator: "
                 "<llmmem/checkpoint/coordinator.hpp> lists its "
@@ -121,11 +124,21 @@ class async_checkpointer {
                      checkpointer_options options = {}, observer_type observer = {})
       : observer_(std::move(observer)),
         core_(coordinator, tensors, std::move(options), policies()),
-        space_({.budget = core_.options().ring_bytes, .name = core_.options().name + " ring"}),
-        ring_(space_, core_.ring_bytes(), std::align_val_t{ring_alignment}) {
-    // Touches its pages now, not in the first snapshot.
-    std::memset(ring_.range().data, 0, ring_.range().bytes);
-    core_.start(std::span<std::byte>(ring_.range().data, static_cast<std::size_t>(ring_.range().bytes)));
+        own_(std::in_place,
+             host_options{.budget = core_.options().ring_bytes, .name = core_.options().name + " ring"}),
+        ring_(*own_, core_.ring_bytes(), std::align_val_t{ring_alignment}) {
+    start();
+  }
+  /// The same with the ring in a space of the caller's: under a budget that other parts share, or in memory
+  /// that an engine's resource gives (`cccl_host_source`).
+  /// @param staging  outlives the checkpointer
+  /// @throws out_of_memory  also if the space refuses the ring; the text has the space's name
+  async_checkpointer(coordinator_type& coordinator, std::vector<state_tensor> tensors, staging_space& staging,
+                     checkpointer_options options = {}, observer_type observer = {})
+      : observer_(std::move(observer)),
+        core_(coordinator, tensors, std::move(options), policies()),
+        ring_(staging, core_.ring_bytes(), std::align_val_t{ring_alignment}) {
+    start();
   }
   async_checkpointer(const async_checkpointer&) = delete;
   async_checkpointer& operator=(const async_checkpointer&) = delete;
@@ -179,10 +192,16 @@ class async_checkpointer {
             }};
   }
 
+  void start() {
+    // Touches its pages now, not in the first snapshot.
+    std::memset(ring_.range().data, 0, ring_.range().bytes);
+    core_.start(std::span<std::byte>(ring_.range().data, static_cast<std::size_t>(ring_.range().bytes)));
+  }
+
   observer_type observer_;
   detail::checkpointer_core core_;
-  typename Traits::staging_space space_;
-  space_buffer<typename Traits::staging_space> ring_;
+  std::optional<staging_space> own_{};  // without a space of the caller's
+  space_buffer<staging_space> ring_;
 };
 
 #if !LLMMEM_CHECKPOINT_BODIES
