@@ -143,6 +143,28 @@ macro(llmmem_component_nccl)
   endif()
 endmacro()
 
+# llmmem::cufile: cuFile (GPUDirect Storage), of the toolkit or of the package nvidia-cufile.
+macro(llmmem_component_cufile)
+  find_package(CUDAToolkit 12.8 QUIET)
+  find_path(LLMMEM_CUFILE_INCLUDE_DIR cufile.h
+            HINTS ${CUDAToolkit_INCLUDE_DIRS}
+            DOC "Folder of cufile.h; empty or -NOTFOUND: no llmmem::cufile")
+  find_library(LLMMEM_CUFILE_LIBRARY
+               NAMES cufile libcufile.so.0
+               HINTS "${CUDAToolkit_LIBRARY_DIR}" "${LLMMEM_CUFILE_INCLUDE_DIR}/../lib"
+               DOC "libcufile; empty or -NOTFOUND: no llmmem::cufile")
+  mark_as_advanced(LLMMEM_CUFILE_INCLUDE_DIR LLMMEM_CUFILE_LIBRARY)
+  if(NOT CUDAToolkit_FOUND)
+    set(llmmem_cufile_missing "the CUDA Toolkit 12.8 or newer was not found (https://developer.nvidia.com/cuda-toolkit)")
+  elseif(NOT LLMMEM_CUFILE_INCLUDE_DIR OR NOT LLMMEM_CUFILE_LIBRARY)
+    set(llmmem_cufile_missing "cufile.h or libcufile was not found (package libcufile-dev of the toolkit, or pip install nvidia-cufile)")
+  elseif(NOT TARGET llmmem::cufile)
+    add_library(llmmem::cufile INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(llmmem::cufile INTERFACE llmmem::llmmem "${LLMMEM_CUFILE_LIBRARY}" CUDA::cudart_static)
+    target_include_directories(llmmem::cufile INTERFACE "${LLMMEM_CUFILE_INCLUDE_DIR}")
+  endif()
+endmacro()
+
 # llmmem::cccl: CCCL 3.2 or newer, which is newer than CUDA 13.0's own. Its folder must come before the toolkit's, also for
 # nvcc, which searches those of -isystem after its own: hence no system folder. CCCL's headers silence warnings by themselves.
 macro(llmmem_component_cccl)

@@ -178,6 +178,18 @@ find_rmm() {
   say "-DLLMMEM_TESTS_RMM=$home"
 }
 
+# find_cufile: the same for cuFile, in build/cufile.
+cufile_package=nvidia-cufile==1.20.0.107
+find_cufile() {
+  local home=$PWD/build/cufile
+  if [[ ! -d $home/nvidia ]]; then
+    mkdir -p "$home"
+    python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$home" "$cufile_package" >&2 || return 0
+    python3 -m zipfile -e "$home"/*.whl "$home" >&2 || return 0
+  fi
+  say -DLLMMEM_CUFILE=ON "-DLLMMEM_CUFILE_INCLUDE_DIR=$(dirname "$(find "$home" -name cufile.h -print -quit)")"
+}
+
 # logged NAME COMMAND...: the command's output goes to build/log/NAME, and is shown when it fails.
 logged() {
   local log=build/log/$1

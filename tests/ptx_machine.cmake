@@ -142,6 +142,15 @@ else()
   message(STATUS "device tests: that of RMM is NOT built, LLMMEM_TESTS_RMM names no folder")
 endif()
 
+# cuFile itself needs a device: it is compiled, and says without one why it does not work.
+if(TARGET llmmem::cufile AND (NOT LLMMEM_PTX_TESTS OR "transfer/cufile" IN_LIST LLMMEM_PTX_TESTS))
+  add_executable(cufile_without_device transfer/cufile_without_device.cpp)
+  target_link_libraries(cufile_without_device PRIVATE llmmem::cufile llmmem::cuda llmmem_warnings)
+  target_compile_options(cufile_without_device PRIVATE -O0)
+  add_test(NAME "${LLMMEM_TEST_PREFIX}transfer/cufile_without_device" COMMAND cufile_without_device)
+  set_tests_properties("${LLMMEM_TEST_PREFIX}transfer/cufile_without_device" PROPERTIES LABELS ptx TIMEOUT 60 SKIP_RETURN_CODE 77)
+endif()
+
 # NCCL opens a device by itself: its test is compiled here, and runs on devices only.
 if(TARGET llmmem::nccl AND NOT LLMMEM_PTX_TESTS)
   add_library(nccl_transport_gpu_compiles OBJECT comm/nccl_transport_gpu_test.cu)

@@ -88,8 +88,8 @@
 #define LLMMEM_OUTLINED
 #endif
 
-/// Inlines a function into its callers in every build: into functions for processors with wider vectors, whose
-/// instructions it then uses.
+/// Inlines a function into its callers in every build: into functions for processors with wider vectors,
+/// whose instructions it then uses.
 #if defined(__CUDACC__)
 #define LLMMEM_ALWAYS_INLINE __forceinline__
 #elif defined(__GNUC__)

@@ -20,14 +20,15 @@
 // <llmmem/device/cuda.hpp> needs llmmem::cuda
 // <llmmem/device/cuda_calls.hpp> needs llmmem::cuda
 // <llmmem/hash/xxh3.hpp> needs llmmem::xxhash
-// <llmmem/interop/cccl_resource.hpp> needs llmmem::cccl
 // <llmmem/interop/cccl_host_source.hpp> needs llmmem::cccl
+// <llmmem/interop/cccl_resource.hpp> needs llmmem::cccl
 // <llmmem/interop/cccl_source.hpp> needs llmmem::cccl
 // <llmmem/interop/cccl_views.hpp> needs llmmem::cccl
 // <llmmem/interop/thrust_allocator.cuh> needs llmmem::cccl
 // <llmmem/pool/redis_directory.hpp> needs llmmem::redis
 // <llmmem/pool/ucx_mover.hpp> needs llmmem::ucx
 // <llmmem/redundancy/isal_reed_solomon.hpp> needs llmmem::isal
+// <llmmem/transfer/cufile_library.hpp> needs llmmem::cufile
 // <llmmem/transfer/uring_io.hpp> needs llmmem::uring
 #pragma once
 
@@ -363,6 +364,8 @@
 #include <llmmem/transfer/bounce_queue.hpp>
 #include <llmmem/transfer/copy_plan.hpp>
 #include <llmmem/transfer/copy_task.hpp>
+#include <llmmem/transfer/device_file_io.hpp>
+#include <llmmem/transfer/device_file_space.hpp>
 #include <llmmem/transfer/direct_span.hpp>
 #include <llmmem/transfer/errors.hpp>
 #include <llmmem/transfer/file_copy.hpp>

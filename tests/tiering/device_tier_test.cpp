@@ -3,6 +3,8 @@
 #include <llmmem/device/streamed_space.hpp>
 #include <llmmem/space/host.hpp>
 #include <llmmem/tiered_buffer.hpp>
+#include <llmmem/transfer/device_file_io.hpp>
+#include <llmmem/transfer/device_file_space.hpp>
 
 #include <doctest/doctest.h>
 
@@ -16,7 +18,9 @@
 
 #include "support/comm_job.hpp"
 #include "support/fake_device.hpp"
+#include "support/fake_file_library.hpp"
 #include "support/seeds.hpp"
+#include "support/temporary_folder.hpp"
 
 namespace {
 
@@ -210,6 +214,35 @@ TEST_SUITE("device_tier") {
       CHECK(device.live() == 0);
       CHECK(device.objects() == 0);
       CHECK(device.registered() == 0);
+      CHECK(device.wrong.empty());
+    }
+  }
+
+  TEST_CASE(
+      "chunks go between a device and a real file by a library's own path, in any order of completion") {
+    using disk_space = device_file_space<fake_gpu, device_file_io<llmmem_tests::fake_library>>;
+    static_assert(straight_queue<disk_space, fake_gpu>);
+    for (const auto seed : llmmem_tests::seeds(10)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const llmmem_tests::temporary_folder folder;
+      fake_device device(seed);
+      llmmem_tests::library_state library;
+      library.random.seed(seed);
+      library.is_short = seed % 2 == 0;
+      {
+        fake_gpu gpu(fake_pool(device_id{0}, device), device_id{0}, {.budget = 6 * page}, {}, device);
+        disk_space disk(folder.file("tier"), {.budget = 64 * page},
+                        device_file_io_options{.depth = static_cast<std::uint32_t>(1 + random() % 4),
+                                               .batches = static_cast<std::uint32_t>(1 + random() % 3)},
+                        llmmem_tests::fake_library(library));
+        tiered_buffer<fake_gpu, disk_space> buffer({}, {gpu, 6 * page, 64}, {disk, 64 * page, 64});
+        use_chunks(buffer, gpu, random);
+      }
+      CHECK(library.requests != 0);
+      CHECK(library.open_files == 0);
+      CHECK(library.misuses.empty());
+      CHECK(device.live() == 0);
       CHECK(device.wrong.empty());
     }
   }

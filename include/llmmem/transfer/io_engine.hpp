@@ -44,7 +44,7 @@ struct io_caps {
   std::string_view fallback_reason{};  ///< why the engine is not the requested one; empty if it is
   bool takes_device_memory = false;    ///< whether requests may name device memory
   /// Why requests may not name device memory; empty if they may.
-  std::string_view device_reason{"GPUDirect Storage: not built"};
+  std::string_view device_reason{"the engine copies host memory; device_file_io takes both"};
 };
 
 /// How long `reap` waits.
