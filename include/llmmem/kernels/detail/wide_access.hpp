@@ -14,9 +14,11 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Reads 16 bytes by accesses of N. @pre `from` is aligned to N
+/// Reads 16 bytes by accesses of N. @param apart  bytes from one access to the next; without effect where one
+/// suffices. @pre `from` and `apart` are aligned to N
 template <unsigned N, cache_hint How>
-[[nodiscard]] LLMMEM_HD inline packet<16> read_wide(const std::byte* from) noexcept {
+[[nodiscard]] LLMMEM_HD inline packet<16> read_wide(const std::byte* from,
+                                                    [[maybe_unused]] std::uint32_t apart = N) noexcept {
   static_assert(N == 16 || N == 4 || N == 1);
   if constexpr (N == 16) {
     return load_packet<16, How>(from);
@@ -25,15 +27,16 @@ template <unsigned N, cache_hint How>
     LLMMEM_UNROLL
     for (unsigned i = 0; i < 16 / N; ++i)
       out.words[i * N / 4] |=
-          static_cast<std::uint32_t>(load_packet<N, How>(from + std::size_t{i} * N).words[0])
+          static_cast<std::uint32_t>(load_packet<N, How>(from + std::size_t{i} * apart).words[0])
           << (i * N % 4 * 8);
     return out;
   }
 }
 
-/// Writes 16 bytes by accesses of N. @pre `to` is aligned to N
+/// Writes 16 bytes by accesses of N. @param apart, @pre as `read_wide`
 template <unsigned N, cache_hint How>
-LLMMEM_HD inline void write_wide(std::byte* to, const packet<16>& in) noexcept {
+LLMMEM_HD inline void write_wide(std::byte* to, const packet<16>& in,
+                                 [[maybe_unused]] std::uint32_t apart = N) noexcept {
   static_assert(N == 16 || N == 4 || N == 1);
   if constexpr (N == 16) {
     store_packet<16, How>(to, in);
@@ -41,7 +44,7 @@ LLMMEM_HD inline void write_wide(std::byte* to, const packet<16>& in) noexcept {
     using word = typename packet<N>::word;
     LLMMEM_UNROLL
     for (unsigned i = 0; i < 16 / N; ++i)
-      store_packet<N, How>(to + std::size_t{i} * N,
+      store_packet<N, How>(to + std::size_t{i} * apart,
                            {{static_cast<word>(in.words[i * N / 4] >> (i * N % 4 * 8))}});
   }
 }

@@ -32,6 +32,29 @@ struct xor_unit {
     return std::uint64_t{i} * stretch_bytes;
   }
 
+  /// @name The 16 bytes of a thread in a whole stretch
+  /// By accesses of N: on a device the first accesses of all threads are neighbours, then their second ones,
+  /// so that a warp's access asks for whole sectors. Any bytes may be summed together, as long as all ends
+  /// take the same ones. A host takes its 16 bytes in one piece.
+  /// @{
+  template <unsigned N>
+  [[nodiscard]] static LLMMEM_HD constexpr std::uint64_t place(std::uint64_t thread) noexcept {
+#if defined(__CUDA_ARCH__)
+    return thread * N;
+#else
+    return thread * 16;
+#endif
+  }
+  template <unsigned N>
+  [[nodiscard]] static LLMMEM_HD constexpr std::uint32_t apart() noexcept {
+#if defined(__CUDA_ARCH__)
+    return threads * N;
+#else
+    return N;
+#endif
+  }
+  /// @}
+
   [[nodiscard]] static LLMMEM_HD constexpr std::uint64_t count(std::uint64_t all) noexcept {
     return all / bytes + (all % bytes == 0 ? 0 : 1);
   }
@@ -70,17 +93,18 @@ struct xor_parity_work {
   }
   LLMMEM_HD void run(std::uint64_t item) const noexcept {
     const std::uint64_t unit = item / xor_unit::threads * xor_unit::bytes;
-    const std::uint64_t at = unit + item % xor_unit::threads * 16;
+    const std::uint64_t thread = item % xor_unit::threads;
     if (bytes - unit >= xor_unit::bytes) {
-      whole(at);
+      whole(unit + xor_unit::place<N>(thread));
     } else {
       for (std::uint32_t i = 0; i < xor_unit::packets; ++i)
-        part(at + xor_unit::stretch(i));
+        part(unit + thread * 16 + xor_unit::stretch(i));
     }
   }
 
  private:
   LLMMEM_HD void whole(std::uint64_t at) const noexcept {
+    constexpr std::uint32_t apart = xor_unit::apart<N>();
     packet<16> sum[xor_unit::packets]{};
     // More than two shards at once cost registers, and therefore threads.
 #if defined(__CUDA_ARCH__)
@@ -90,14 +114,14 @@ struct xor_parity_work {
       packet<16> in[xor_unit::packets];
       LLMMEM_UNROLL
       for (std::uint32_t i = 0; i < xor_unit::packets; ++i)
-        in[i] = read_wide<N, cache_hint::streaming>(shard[s] + at + xor_unit::stretch(i));
+        in[i] = read_wide<N, cache_hint::streaming>(shard[s] + at + xor_unit::stretch(i), apart);
       LLMMEM_UNROLL
       for (std::uint32_t i = 0; i < xor_unit::packets; ++i)
         add_packet(sum[i], in[i]);
     }
     LLMMEM_UNROLL
     for (std::uint32_t i = 0; i < xor_unit::packets; ++i)
-      write_wide<N, cache_hint::streaming>(parity + at + xor_unit::stretch(i), sum[i]);
+      write_wide<N, cache_hint::streaming>(parity + at + xor_unit::stretch(i), sum[i], apart);
   }
   LLMMEM_HD void part(std::uint64_t at) const noexcept {
     const std::uint32_t here = bytes_at(at, bytes);
@@ -137,7 +161,7 @@ struct xor_delta_work {
     const std::uint64_t unit = item * xor_unit::bytes;
     for (std::uint32_t i = lane.lane; i < xor_unit::threads; i += lane.lanes) {
       if (bytes - unit >= xor_unit::bytes) {
-        mine.stretches |= whole(unit + i * std::uint64_t{16});
+        mine.stretches |= whole(unit + xor_unit::place<N>(i));
       } else {
         for (std::uint32_t k = 0; k < xor_unit::packets; ++k)
           mine.stretches |= part(unit + i * std::uint64_t{16} + xor_unit::stretch(k)) << k;
@@ -159,19 +183,20 @@ struct xor_delta_work {
 
  private:
   [[nodiscard]] LLMMEM_HD std::uint32_t whole(std::uint64_t at) const noexcept {
+    constexpr std::uint32_t apart = xor_unit::apart<N>();
     packet<16> before[xor_unit::packets];
     packet<16> after[xor_unit::packets];
     LLMMEM_UNROLL
     for (std::uint32_t k = 0; k < xor_unit::packets; ++k) {
-      before[k] = read_wide<N, cache_hint::streaming>(old_bytes + at + xor_unit::stretch(k));
-      after[k] = read_wide<N, cache_hint::streaming>(new_bytes + at + xor_unit::stretch(k));
+      before[k] = read_wide<N, cache_hint::streaming>(old_bytes + at + xor_unit::stretch(k), apart);
+      after[k] = read_wide<N, cache_hint::streaming>(new_bytes + at + xor_unit::stretch(k), apart);
     }
     std::uint32_t differ = 0;
     LLMMEM_UNROLL
     for (std::uint32_t k = 0; k < xor_unit::packets; ++k) {
       add_packet(after[k], before[k]);
       if constexpr (Use == delta_use::written)
-        write_wide<N, cache_hint::streaming>(delta + at + xor_unit::stretch(k), after[k]);
+        write_wide<N, cache_hint::streaming>(delta + at + xor_unit::stretch(k), after[k], apart);
       differ |= (is_zero(after[k]) ? 0U : 1U) << k;
     }
     return differ;
@@ -201,7 +226,10 @@ struct apply_delta_work {
   }
   LLMMEM_HD void run(std::uint64_t item) const noexcept {
     const std::uint64_t unit = item / xor_unit::threads;
-    const std::uint64_t at = unit * xor_unit::bytes + item % xor_unit::threads * 16;
+    const std::uint64_t thread = item % xor_unit::threads;
+    const bool is_whole = N < 16 && bytes - unit * xor_unit::bytes >= xor_unit::bytes;
+    const std::uint64_t at = unit * xor_unit::bytes + (is_whole ? xor_unit::place<N>(thread) : thread * 16);
+    const std::uint32_t apart = is_whole ? xor_unit::apart<N>() : N;
     const std::uint64_t first = unit * xor_unit::packets;
     const auto* const word = reinterpret_cast<const std::byte*>(dirty + (first >> stretch_shift >> 5));
     const std::uint32_t bits = load_packet<4>(word).words[0];
@@ -213,10 +241,10 @@ struct apply_delta_work {
     for (std::uint32_t k = 0; k < xor_unit::packets; ++k) {
       const std::uint64_t from = at + xor_unit::stretch(k);
       const bool is_dirty = (bits >> ((first + k) >> stretch_shift & 31U) & 1U) != 0;
-      here[k] = is_dirty ? bytes_at(from, bytes) : 0;
+      here[k] = !is_dirty ? 0 : is_whole ? 16U : bytes_at(from, bytes);
       if (here[k] == 16) {
-        before[k] = read_wide<N, cache_hint::streaming>(target + from);
-        change[k] = read_wide<N, cache_hint::streaming>(delta + from);
+        before[k] = read_wide<N, cache_hint::streaming>(target + from, apart);
+        change[k] = read_wide<N, cache_hint::streaming>(delta + from, apart);
       }
     }
     LLMMEM_UNROLL
@@ -224,7 +252,7 @@ struct apply_delta_work {
       const std::uint64_t from = at + xor_unit::stretch(k);
       if (here[k] == 16) {
         add_packet(before[k], change[k]);
-        write_wide<N, cache_hint::streaming>(target + from, before[k]);
+        write_wide<N, cache_hint::streaming>(target + from, before[k], apart);
       } else if (here[k] != 0) {
         last(from, here[k]);
       }
