@@ -78,7 +78,9 @@ struct fetch_result {
   std::uint64_t failed_blocks = 0;  ///< blocks damaged in flight, or whose node died or no longer had them
   std::uint64_t late_blocks = 0;    ///< blocks that had not arrived when the patience or the request ended
   std::uint64_t without_slot = 0;   ///< blocks for which the first tier had no space
-  failure why{};                    ///< the reason of a failed block; `errc::ok` if its node no longer had it
+  std::uint64_t costly_tokens =
+      0;          ///< tokens that a fetch with costs left to compute, because moving was costlier
+  failure why{};  ///< the reason of a failed block; `errc::ok` if its node no longer had it
 };
 
 /// Counters of a `kv_pool`.

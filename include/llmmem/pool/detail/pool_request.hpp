@@ -36,6 +36,7 @@ struct pool_part {
   offload::held_block block{};
   std::uint64_t received = 0;  ///< bytes
   seat_id holder = no_seat;    ///< that was asked
+  seat_id planned = no_seat;   ///< to ask first: the choice by cost
   pool_part_state state = pool_part_state::queued;
   std::uint64_t ask_again = 0;   ///< when the holder is asked again
   std::uint8_t asked_times = 0;  ///< how often this holder was asked
