@@ -139,7 +139,7 @@ class kv_pool {
   void publish(const kv_chain& chain, std::uint64_t tokens) noexcept;
 
   /// Reads what has arrived, answers other nodes, and advances the requests. The engine calls it in each
-  /// step. Waits at most `send_ns` for a receiver that takes nothing.
+  /// step. Waits at most `send_ns` for receivers that take nothing.
   void progress();
   /// The same, but first waits up to `wait_ns` nanoseconds for something from another node: for a thread that
   /// has nothing else to do.
@@ -327,6 +327,7 @@ class kv_pool {
     static_cast<kv_pool*>(self)->mover_.withdraw(name);
   }
   void post_introduction(seat_id to) noexcept;
+  void introduce_again(seat_id to) noexcept;
   void hear_introduction(seat_id from, detail::pool_reader in) noexcept;
   void offer_later(std::size_t group, const block_key& key) noexcept;
   void offer(std::size_t group, const block_key& key, const offload::held_block& block) noexcept;
@@ -407,6 +408,7 @@ class kv_pool {
   std::size_t serving_first_ = 0;
   std::size_t serving_count_ = 0;
   std::uint64_t serve_turn_ = 0;
+  std::uint64_t send_wait_ = 0;                     // how long further sends of this step may wait
   std::vector<detail::pool_peer> peers_;            // by seat
   std::vector<record> requests_;                    // of the engine, and behind them those for copies
   std::vector<std::optional<kv_chain>> copies_;     // the chains of those
