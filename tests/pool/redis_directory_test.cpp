@@ -595,8 +595,7 @@ TEST_SUITE("redis_directory") {
     }
   }
 
-  TEST_CASE(
-      "announcements that a full server refuses are repeated until it takes them") {
+  TEST_CASE("announcements that a full server refuses are repeated until it takes them") {
     if (!has_redis()) return;
     two_nodes of;
     const int changes = of.zero.link.changes;
