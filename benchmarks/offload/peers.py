@@ -81,9 +81,9 @@ class Ours:
         for name, seconds in self.rows("bench_offload", "^host_(memcpy|load|store)/"):
             who, what = names[name[0]]
             yield who, what, int(name[1]), TOTAL / seconds
-        for name, seconds in self.rows("bench_offload", "^file_(load|read)/io_uring"):
-            who = "llmmem kv_tiers, io_uring" if name[0] == "file_load" else "reads by io_uring alone"
-            yield who, "file load", int(name[2]), TOTAL / seconds
+        for name, seconds in self.rows("bench_offload", "^file_(load|read|store)/io_uring"):
+            who = "reads by io_uring alone" if name[0] == "file_read" else "llmmem kv_tiers, io_uring"
+            yield who, "file store" if name[0] == "file_store" else "file load", int(name[2]), TOTAL / seconds
         for _, seconds in self.rows("bench_offload", "^lookup/1024$"):
             yield "llmmem kv_tiers", "lookup", BLOCKS[1], 1024 / seconds
 
@@ -293,6 +293,11 @@ class Lmcache:
             each.tensor.view(self.torch.uint8).view(-1).copy_(self.source[i * block : (i + 1) * block])
         self.manager.batched_put(keys, objects, location="LocalCPUBackend")
 
+    def store_to_disk(self, keys, objects):
+        self.manager.batched_put(keys, objects, location="LocalDiskBackend")
+        while self.disk.disk_worker.put_tasks:
+            time.sleep(0.0002)
+
     def load(self, backend, keys, block):
         for i, each in enumerate(backend.batched_get_blocking(keys)):
             self.target[i * block : (i + 1) * block].copy_(each.tensor.view(self.torch.uint8).view(-1))
@@ -313,9 +318,7 @@ class Lmcache:
             yield "LMCache, local CPU", "load", block, TOTAL / loaded
             yield "LMCache, local CPU", "lookup", block, len(keys) / found
             objects = host.batched_get_blocking(keys)
-            self.manager.batched_put(keys, objects, location="LocalDiskBackend")
-            while self.disk.disk_worker.put_tasks:
-                time.sleep(0.001)
+            stored = timed(lambda: self.store_to_disk(keys, objects))
             for each in objects:
                 each.ref_count_down()
             self.manager.batched_remove(keys, locations=["LocalCPUBackend"])
@@ -323,6 +326,7 @@ class Lmcache:
             loaded = timed(lambda: self.load(self.disk, keys, block))
             check(self.source.numpy(), self.target.numpy(), "lmcache")
             self.manager.batched_remove(keys)
+            yield "LMCache, local disk", "file store", block, TOTAL / stored
             yield "LMCache, local disk", "file load", block, TOTAL / loaded
 
     def close(self):
@@ -389,8 +393,9 @@ def main():
                 for who, what, block, rate in getattr(peer, part, lambda: ())():
                     rows.setdefault((part, what), {}).setdefault((who, block), []).append(rate)
         print(f"round {turn + 1} of {asked.rounds}", file=sys.stderr)
-    for what in ("store", "load", "file load"):
-        print_table(f"memory: {what}, GB/s" if what != "file load" else "file: load, GB/s", rows[("memory", what)], lambda rate, _: rate / 1e9)
+    for what in ("store", "load", "file store", "file load"):
+        title = what.replace("file ", "file: ") if what.startswith("file") else f"memory: {what}"
+        print_table(f"{title}, GB/s", rows.get(("memory", what), {}), lambda rate, _: rate / 1e9)
     print_table("two processes: fetch, GB/s", rows[("processes", "fetch")], lambda rate, _: rate / 1e9)
     if ("memory", "lookup") in rows:
         print_table("lookup, us a key, all in one call", rows[("memory", "lookup")], lambda rate, _: 1e6 / rate)

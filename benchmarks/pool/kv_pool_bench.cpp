@@ -25,9 +25,11 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include "support/bench_folder.hpp"
+#include "support/requests.hpp"
 
 namespace {
 
@@ -309,6 +311,184 @@ void directory_span(benchmark::State& state) {
   state.counters["bytes/chunk"] = static_cast<double>(table.metadata_bytes()) / (64.0 * spans);
 }
 
+/// What a request for blocks costs its engine before the first byte moves: the questions, and a message that
+/// names 64 blocks or fewer.
+void post_blocks(benchmark::State& state) {
+  constexpr std::uint64_t bytes = 1024;
+  constexpr std::uint64_t blocks = 4096;
+  const llmmem_bench::bench_folder folder;
+  std::atomic<bool> is_over = false;
+  std::vector<token_id> prompt(blocks * 16);
+  std::iota(prompt.begin(), prompt.end(), 0);
+  std::thread holder([&] {
+    host_space host({.budget = blocks * bytes + 4096});
+    node<host_space> one(host, folder.path(), 0, bytes, blocks);
+    one.hold(prompt, bytes);
+    while (!is_over)
+      one.pool.progress(1'000'000);
+  });
+  {
+    host_space host({.budget = blocks * bytes + 4096});
+    node<host_space> asker(host, folder.path(), 1, bytes, blocks);
+    const kv_chain chain(asker.cache, prompt);
+    if (!finds(asker, chain)) state.SkipWithError("the other node was not found within 60 s");
+    const std::uint64_t before = asker.pool.stats().posted_messages;
+    std::uint64_t posted = 0;
+    for (auto _ : state) {
+      auto request = asker.pool.ask(chain, 0).value();
+      request.wait_for_answers();
+      const auto start = std::chrono::steady_clock::now();
+      request.fetch();  // as many as `max_gets` allows
+      state.SetIterationTime(seconds_since(start));
+      posted += kv_pool_options{}.max_gets;
+      request.wait();
+      if (request.end().blocks != blocks) state.SkipWithError("a block did not come");
+      asker.tiers.clear();
+    }
+    state.SetItemsProcessed(static_cast<std::int64_t>(posted));
+    state.counters["messages/block"] = static_cast<double>(asker.pool.stats().posted_messages - before) /
+                                       static_cast<double>(state.iterations()) / blocks;
+    is_over = true;
+  }
+  holder.join();
+}
+
+/// A node that starts, until it knows another one, and until it has a first block of 64 KiB from it.
+template <class Space, class Make>
+void first_contact(benchmark::State& state, Make make) {
+  constexpr std::uint64_t bytes = 65536;
+  constexpr std::uint64_t blocks = 64;
+  const llmmem_bench::bench_folder folder;
+  std::atomic<bool> is_over = false;
+  std::vector<token_id> prompt(16);
+  std::iota(prompt.begin(), prompt.end(), 0);
+  std::thread holder([&] {
+    make(bytes, blocks, [&](Space& space, auto&... mover) {
+      node<Space, decltype(mover)...> one(space, folder.path(), 0, bytes, blocks, mover...);
+      one.hold(prompt, bytes);
+      while (!is_over)
+        one.pool.progress(1'000'000);
+    });
+  });
+  std::vector<double> known;
+  for (auto _ : state) {
+    make(bytes, blocks, [&](Space& space, auto&... mover) {
+      const auto start = std::chrono::steady_clock::now();
+      node<Space, decltype(mover)...> asker(space, folder.path(), 1, bytes, blocks, mover...);
+      while (asker.pool.peers() == 0 && seconds_since(start) < 60)
+        asker.pool.progress(100'000);
+      known.push_back(seconds_since(start));
+      const kv_chain chain(asker.cache, prompt);
+      if (!finds(asker, chain)) state.SkipWithError("the other node was not found within 60 s");
+      static_cast<void>(seconds_of_fetch(state, asker, chain));
+      state.SetIterationTime(seconds_since(start));
+    });
+  }
+  state.counters["known_ms"] = median(known) * 1e3;
+  is_over = true;
+  holder.join();
+}
+void first_contact_by_message(benchmark::State& state) {
+  first_contact<host_space>(state, [](std::uint64_t bytes, std::uint64_t blocks, auto&& with) {
+    host_space host({.budget = blocks * bytes + 4096});
+    with(host);
+  });
+}
+void first_contact_shared(benchmark::State& state) {
+  first_contact<shared_memory_mover::space_type>(
+      state, [](std::uint64_t bytes, std::uint64_t blocks, auto&& with) {
+        shared_memory_mover mover({.bytes = blocks * bytes + 4096, .blocks = blocks});
+        with(mover.space(), mover);
+      });
+}
+#ifdef LLMMEM_BENCH_UCX
+void first_contact_ucx(benchmark::State& state) {
+  first_contact<ucx_mover::space_type>(state, [](std::uint64_t bytes, std::uint64_t blocks, auto&& with) {
+    ucx_mover mover({.bytes = blocks * bytes + 4096,
+                     .blocks = blocks,
+                     .block_bytes = bytes,
+                     .lane = ucx_lane::shared_memory});
+    with(mover.space(), mover);
+  });
+}
+#endif
+
+/// A link to as many nodes as a row has, all present.
+struct many_nodes : detail::any_directory_link {
+  explicit many_nodes(std::uint32_t count) : nonces(count) {
+    for (std::uint32_t i = 0; i < count; ++i)
+      nonces[i] = detail::mix_pair(i, 12345);
+  }
+  [[nodiscard]] seat_id self() const noexcept { return seat_id{0}; }
+  [[nodiscard]] std::uint64_t nonce() const noexcept { return nonces[0]; }
+  [[nodiscard]] std::uint32_t seats() const noexcept { return static_cast<std::uint32_t>(nonces.size()); }
+  [[nodiscard]] bool is_present(seat_id seat) const noexcept { return seat != gone; }
+  [[nodiscard]] std::uint64_t nonce_of(seat_id seat) const noexcept { return nonces[to_index(seat)]; }
+
+  std::vector<std::uint64_t> nonces;
+  seat_id gone = no_seat;
+};
+
+/// The conversation trace's prompts over the nodes of a large pool: how many nodes a lookup asks, how many it
+/// would ask block by block, how evenly the entries lie, and how many move when a node leaves. A request is
+/// timed in turn: the keepers of one prompt's spans.
+void directory_of_many(benchmark::State& state) {
+  const auto count = static_cast<std::uint32_t>(state.range(0));
+  const auto chunks_of_block = static_cast<std::uint64_t>(state.range(1));  // of the trace's 512 tokens
+  const many_nodes all(count);
+  many_nodes fewer = all;
+  fewer.gone = seat_id{count / 2};
+  const pool::embedded_directory directory(1, 1, {});
+  const auto& requests = llmmem_benchmarks::requests();
+  std::vector<std::uint64_t> spans_of(count);
+  std::vector<bool> is_asked(count);
+  std::unordered_set<std::uint64_t> seen;
+  std::uint64_t asked = 0;
+  std::uint64_t by_block = 0;
+  std::uint64_t moved = 0;
+  std::uint64_t left = 0;
+  const auto key_of = [&](const auto& of, std::uint64_t chunk) {
+    const block_key& block = of.keys[static_cast<std::size_t>(chunk / chunks_of_block)];
+    return block_key{.low = detail::mix_pair(block.low, chunk % chunks_of_block), .high = block.high};
+  };
+  const auto nodes_asked = [&](const auto& of, std::uint64_t step, auto&& each_key) {
+    std::fill(is_asked.begin(), is_asked.end(), false);
+    std::uint64_t nodes = 0;
+    for (std::uint64_t chunk = 0; chunk < of.keys.size() * chunks_of_block; chunk += step) {
+      const block_key key = key_of(of, chunk);
+      const std::uint32_t keeper = directory.keeper_of(all, key);
+      nodes += is_asked[keeper] ? 0U : 1U;
+      is_asked[keeper] = true;
+      each_key(key, keeper);
+    }
+    return nodes;
+  };
+  std::uint64_t number = 0;
+  for (const auto& each : requests) {
+    asked += nodes_asked(each, pool::span_chunks, [&](const block_key& key, std::uint32_t keeper) {
+      if (!seen.insert(key.low).second) return;
+      ++spans_of[keeper];
+      left += keeper == count / 2 ? 1U : 0U;
+      moved += directory.keeper_of(fewer, key) != keeper ? 1U : 0U;
+    });
+    if (number++ % 100 == 0) by_block += nodes_asked(each, 1, [](const block_key&, std::uint32_t) {});
+  }
+  std::size_t at = 0;
+  for (auto _ : state) {
+    const auto& of = requests[at];
+    at = (at + 1) % requests.size();
+    for (std::uint64_t chunk = 0; chunk < of.keys.size() * chunks_of_block; chunk += pool::span_chunks)
+      benchmark::DoNotOptimize(directory.keeper_of(all, key_of(of, chunk)));
+  }
+  const double mean = static_cast<double>(seen.size()) / count;
+  state.counters["nodes/lookup"] = static_cast<double>(asked) / static_cast<double>(requests.size());
+  state.counters["by_block"] = static_cast<double>(by_block) / static_cast<double>((number + 99) / 100);
+  state.counters["spans"] = static_cast<double>(seen.size());
+  state.counters["most/mean"] =
+      static_cast<double>(*std::max_element(spans_of.begin(), spans_of.end())) / mean;
+  state.counters["moved/share"] = left == 0 ? 0 : static_cast<double>(moved) / static_cast<double>(left);
+}
+
 void block_sizes(benchmark::internal::Benchmark* rows) {
   rows->RangeMultiplier(4)->Range(16 << 10, 4 << 20)->UseManualTime()->MinTime(0.5);
 }
@@ -324,5 +504,13 @@ BENCHMARK(pool_fetch_ucx<ucx_lane::tcp>)
     ->Iterations(2);
 #endif
 BENCHMARK(directory_span)->Arg(1 << 10)->Arg(160'000);
+BENCHMARK(post_blocks)->UseManualTime()->Iterations(20);
+BENCHMARK(first_contact_by_message)->UseManualTime()->Iterations(20);
+BENCHMARK(first_contact_shared)->UseManualTime()->Iterations(20);
+#ifdef LLMMEM_BENCH_UCX
+BENCHMARK(first_contact_ucx)->UseManualTime()->Iterations(20);
+#endif
+// Blocks of 512 tokens as the trace has them, and of 16 tokens.
+BENCHMARK(directory_of_many)->Args({20, 1})->Args({1000, 1})->Args({1000, 32})->Unit(benchmark::kMicrosecond);
 
 }  // namespace

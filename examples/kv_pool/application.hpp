@@ -64,18 +64,18 @@ namespace detail {
       : asked.mover == block_way::message ? ""
                                           : fmt::format(", blocks read by {}", text_of(asked.mover)),
       seconds);
-  out +=
-      "  node         requests    computed   own cache   own tiers  from others  blocks sent  blocks read\n";
+  out += "  node         requests    computed   own cache   own tiers  from others  blocks sent  blocks read";
+  out += asked.costs ? "  costly to move\n" : "\n";
   std::uint64_t verified = 0;
   std::uint64_t wrong = 0;
   for (std::uint32_t seat = 0; seat < asked.nodes(); ++seat) {
     const node_figures& each = shared.node(seat);
-    fmt::format_to(std::back_inserter(out),
-                   "  {} {:<4} {:>9}  {:>10}  {:>10}  {:>10}  {:>11}  {:>11}  {:>11}{}\n",
-                   seat < asked.prefill ? "prefill" : "decode ", seat, each.requests.load(),
-                   example::grouped(each.computed), example::grouped(each.matched),
-                   example::grouped(each.loaded), example::grouped(each.fetched),
-                   example::grouped(each.served), example::grouped(each.read), fate_of(each));
+    fmt::format_to(
+        std::back_inserter(out), "  {} {:<4} {:>9}  {:>10}  {:>10}  {:>10}  {:>11}  {:>11}  {:>11}{}{}\n",
+        seat < asked.prefill ? "prefill" : "decode ", seat, each.requests.load(),
+        example::grouped(each.computed), example::grouped(each.matched), example::grouped(each.loaded),
+        example::grouped(each.fetched), example::grouped(each.served), example::grouped(each.read),
+        asked.costs ? fmt::format("  {:>14}", example::grouped(each.costly)) : "", fate_of(each));
     verified += each.verified;
     wrong += each.wrong;
   }
@@ -94,12 +94,12 @@ namespace detail {
     const node_figures& each = shared.node(seat);
     nodes += fmt::format(
         R"({}{{"role": "{}", "requests": {}, "computed_tokens": {}, "matched_tokens": {}, "loaded_tokens": {}, )"
-        R"("fetched_tokens": {}, "served_blocks": {}, "read_blocks": {}, "starts": {}, "killed": {}, )"
+        R"("fetched_tokens": {}, "costly_tokens": {}, "served_blocks": {}, "read_blocks": {}, "starts": {}, "killed": {}, )"
         R"("layers": {}, "handover_bytes": {}}})",
         seat == 0 ? "" : ", ", seat < asked.prefill ? "prefill" : "decode", each.requests.load(),
         each.computed.load(), each.matched.load(), each.loaded.load(), each.fetched.load(),
-        each.served.load(), each.read.load(), each.starts.load(), !each.is_alive || each.starts > 1,
-        each.layers.load(), each.bytes.load());
+        each.costly.load(), each.served.load(), each.read.load(), each.starts.load(),
+        !each.is_alive || each.starts > 1, each.layers.load(), each.bytes.load());
     verified += each.verified;
     wrong += each.wrong;
   }

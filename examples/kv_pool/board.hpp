@@ -26,6 +26,7 @@ struct node_figures {
   std::atomic<std::uint64_t> fetched{0};   ///< tokens from other nodes
   std::atomic<std::uint64_t> served{0};    ///< blocks sent to other nodes
   std::atomic<std::uint64_t> read{0};      ///< blocks that it read from the memory of other nodes
+  std::atomic<std::uint64_t> costly{0};    ///< tokens that it computed because moving them was more expensive
   std::atomic<std::uint64_t> verified{0};  ///< blocks from tiers or nodes, each byte of which was checked
   std::atomic<std::uint64_t> wrong{0};     ///< of these, blocks with a wrong byte
   std::atomic<std::uint64_t> layers{0};    ///< layers of prompts that it sent or received in a handover

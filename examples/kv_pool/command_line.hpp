@@ -40,6 +40,13 @@ struct kv_splits {
 };
 inline constexpr std::uint32_t heads_of_model = 8;
 
+/// What a decode process expects to pay for tokens of other processes, and for computed ones.
+struct move_costs {
+  std::uint64_t link = 0;     ///< bytes a second from each other process
+  std::uint64_t latency = 0;  ///< nanoseconds before the first of them
+  std::uint64_t compute = 0;  ///< nanoseconds for a token
+};
+
 /// How blocks pass between the processes.
 enum class block_way : std::uint8_t { message, shared, ucx };
 
@@ -54,6 +61,7 @@ struct command_line {
   bool restarts = false;                 ///< whether a fresh process takes its seat
   std::optional<std::string> redis;      ///< where the Redis server is that has the pool's directory
   block_way mover = block_way::message;
+  std::optional<move_costs> costs;  ///< a process fetches only what is cheaper to move than to compute
   std::optional<kv_splits> splits;  ///< hands prompts over between them, without a pool
   std::uint64_t seed = 1;
   bool json = false;
@@ -84,6 +92,14 @@ struct command_line {
     refuse(fmt::format("block={} is not a whole number of runs of interleave={}", block, interleave));
   const auto of = [](std::uint64_t count) { return static_cast<std::uint32_t>(count); };
   return {.tp = of(tp), .cp = of(cp), .interleave = of(interleave), .block = of(block)};
+}
+
+/// Reads `link=N,latency=N,compute=N`.
+/// @throws usage_error
+[[nodiscard]] inline move_costs parse_costs(const std::string& text) {
+  const auto [link, latency, compute] = example::usage_named_counts<3>(
+      "--costs", text, {"link", "latency", "compute"}, std::uint64_t{1} << 50, "bytes a second, ns and ns");
+  return {.link = link, .latency = latency, .compute = compute};
 }
 
 /// Reads `message`, `shared` or `ucx`.
@@ -121,7 +137,7 @@ struct command_line {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command_line asked;
   std::optional<std::string> prefill, decode, requests, families, bytes, blocks, kill, seed, from, to, redis,
-      mover;
+      mover, costs;
   app.add_option("--prefill", prefill, "processes that compute prompts (default: 2)")->type_name("N");
   app.add_option("--decode", decode, "processes that answer (default: 2)")->type_name("N");
   app.add_option("--requests", requests, "to serve (default: 200)")->type_name("N");
@@ -142,6 +158,11 @@ struct command_line {
                  "how blocks pass: in messages of their owner, read from its shared memory, or through UCX "
                  "(default: message)")
       ->type_name("message|shared|ucx");
+  app.add_option(
+         "--costs", costs,
+         "fetch only what is cheaper to move than to compute: bytes a second from each process, ns before "
+         "the first, and ns to compute a token (default: fetch all)")
+      ->type_name("link=N,latency=N,compute=N");
   app.add_option(
          "--prefill-split", from,
          "hands each prompt over layer by layer, without a pool, from prefill processes that split the "
@@ -171,6 +192,7 @@ struct command_line {
                                            {"--decode", decode.has_value()},
                                            {"--redis", redis.has_value()},
                                            {"--mover", mover.has_value()},
+                                           {"--costs", costs.has_value()},
                                            {"--host-blocks", blocks.has_value()}}) {
       if (is_given)
         throw usage_error(fmt::format(
@@ -196,6 +218,7 @@ struct command_line {
     asked.redis = redis;
   }
   if (mover) asked.mover = parse_mover(*mover);
+  if (costs) asked.costs = parse_costs(*costs);
   if (redis && asked.mover != block_way::message)
     throw usage_error("--redis with --mover: this program compiles each of them alone; a kv_pool takes both");
   if (seed) asked.seed = example::usage_seed(*seed);

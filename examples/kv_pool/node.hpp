@@ -67,9 +67,14 @@ class node {
 
     auto request = pool_.ask(chain, matched).value();
     request.wait_for_answers();
-    request.fetch();
+    std::uint64_t upto = llmmem::unlimited;
+    if (asked_->costs) {
+      upto = request.fetched_upto(request.fetch(costs()));
+    } else {
+      request.fetch();
+    }
     request.wait();  // an engine with other requests calls `progress` in its steps instead
-    auto load = tiers_.prepare_load(sequence, chain).value();
+    auto load = tiers_.prepare_load(sequence, chain, upto).value();
     const llmmem::pool::fetch_result fetched = request.end();
     for (std::uint32_t layer = 0; layer < layers; ++layer)
       load.wait(layer).value();  // and attends with it
@@ -94,6 +99,7 @@ class node {
     figures_->fetched += from_nodes;
     figures_->loaded += have - matched - from_nodes;
     figures_->computed += tokens.size() - have;
+    figures_->costly += fetched.costly_tokens;
   }
   /// Copies the pool's counters to the board.
   void report() noexcept {
@@ -121,6 +127,11 @@ class node {
             .has_values = false,
             .element = llmmem::dtype::int8,
             .order = llmmem::block_order::block_first};
+  }
+  [[nodiscard]] llmmem::pool::fetch_costs costs() const {
+    const llmmem::link_model link{.bytes_per_second = asked_->costs->link,
+                                  .latency_ns = asked_->costs->latency};
+    return {.load = {.prefill_ns = asked_->costs->compute}, .message = link, .read = link};
   }
   template <class F>
   void each_word(const llmmem::block_key& key, F&& f) const {

@@ -224,6 +224,7 @@
 #include <llmmem/pool/directory.hpp>
 #include <llmmem/pool/embedded_directory.hpp>
 #include <llmmem/pool/errors.hpp>
+#include <llmmem/pool/fetch_costs.hpp>
 #include <llmmem/pool/kv_handover.hpp>
 #include <llmmem/pool/kv_pool.hpp>
 #include <llmmem/pool/kv_pool_types.hpp>

@@ -355,4 +355,11 @@ TEST_CASE(
   CHECK(coder.encode(chunk, std::span(base).first(100), form).error().code == errc::too_short);
   CHECK(coder.encode(std::span(chunk).first(100), base, form).error().code == errc::out_of_range);
   CHECK(coder.encode(chunk, base, std::span(form).first(100)).error().code == errc::too_short);
+  // A moved-from coder has no memory, and says so.
+  coder_type moved = std::move(coder);
+  CHECK(coder.max_chunk_bytes() == 0);
+  CHECK(coder.encode(chunk, base, form).error().code == errc::out_of_range);
+  CHECK(coder.decode(stored, base, back).error().code == errc::out_of_range);
+  moved.decode(stored, base, back).value();
+  CHECK(back == chunk);
 }

@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <span>
@@ -192,6 +193,24 @@ TEST_CASE("a moved policy keeps its order, and the source can be assigned to") {
       }
     }
     any_eviction second = std::move(first);
+    // A moved-from policy has no slots.
+    CHECK(first.capacity() == slot_count{0});
+    CHECK(first.metadata_bytes() == 0);
+    first.insert(slot_id{0});
+    first.touch(slot_id{0});
+    first.pin(slot_id{0});
+    first.unpin(slot_id{0});
+    first.unpin(std::array{slot_id{0}});
+    first.expect(slot_id{0}, 1);
+    first.relabel(slot_id{0}, slot_id{1});
+    first.advance(1);
+    first.retain(slot_id{0}, {});
+    first.evict(slot_id{0});
+    first.erase(slot_id{0});
+    CHECK(first.victim() == std::nullopt);
+    CHECK(first.evict_victim() == no_slot);
+    CHECK_FALSE(first.is_candidate(slot_id{0}));
+    CHECK_FALSE(first.reads_hints());
     first = std::move(second);
     while (const auto victim = twin.victim()) {
       REQUIRE(first.victim() == victim);

@@ -61,6 +61,22 @@ TEST_CASE("decode processes fetch the blocks that prefill processes compute") {
   CHECK(sum(nodes, "decode", "computed_tokens") < 60 * (32 + 2 * 16));
 }
 
+TEST_CASE("a process computes what is costly to move") {
+  auto asked = small;
+  asked.insert(asked.end(), {"--costs", "link=1000000000,latency=2000000,compute=10000"});
+  const finished came = run(asked);
+  REQUIRE(came.how.status == 0);
+  CHECK(came.out["answered"] == 60);
+  CHECK(came.out["wrong_blocks"] == 0);
+  // The latency of a fetch is the time of 200 tokens.
+  CHECK(sum(came.out["nodes"], "decode", "costly_tokens") > 0);
+  CHECK(sum(came.out["nodes"], "decode", "fetched_tokens") > 0);
+  asked.back() = "link=1,latency=1,compute=1";
+  const finished slow = run(asked);
+  REQUIRE(slow.how.status == 0);
+  CHECK(sum(slow.out["nodes"], "prefill", "served_blocks") == 0);
+}
+
 TEST_CASE("a killed prefill process loses its blocks and no answer, and its replacement serves again") {
   // From the middle request on all wait for the kill, and with --restart for the replacement: how busy the
   // machine is makes no difference.

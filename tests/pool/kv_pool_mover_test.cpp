@@ -115,6 +115,21 @@ TEST_CASE("blocks that left the first tier leave the index, and come from lower 
   CHECK(nodes.all[0]->pool().stats().served_blocks != 0);
 }
 
+TEST_CASE("a node that lost another's introduction is told again when it asks by message") {
+  memory_cluster<shared_memory_mover> nodes(2, 64, memory_of(64), {.ask_again_ns = 1});
+  nodes.movers[1]->detach(seat_id{0});
+  const auto read = [&] { return nodes.all[1]->pool().stats().read_blocks; };
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    const auto prompt = prompt_of(i, 41);
+    nodes.serve(0, prompt);
+    CHECK(nodes.serve(1, prompt).loaded == 40);
+    if (i == 0) CHECK(read() == 0);
+  }
+  CHECK(nodes.movers[1]->reaches(seat_id{0}));
+  CHECK(read() >= 10);
+  CHECK(nodes.all[1]->pool().stats().refused_introductions == 0);
+}
+
 TEST_CASE("a withdrawn block is not read again") {
   reading_cluster nodes(2);
   const auto prompt = prompt_of(1, 40);

@@ -33,7 +33,7 @@ void answer_asks(cluster& nodes, pool_type::request& of) {
     nodes.settle();
 }
 
-/// An endpoint of two seats, of which the other one says what a test says.
+/// An endpoint whose other seats say what a test says.
 struct spoken_endpoint {
   /// The pool, whatever its type.
   struct listener {
@@ -43,12 +43,13 @@ struct spoken_endpoint {
   };
 
   [[nodiscard]] seat_id self() const noexcept { return seat_id{0}; }
-  [[nodiscard]] std::uint32_t seats() const noexcept { return 2; }
+  [[nodiscard]] std::uint32_t seats() const noexcept { return count; }
   [[nodiscard]] std::uint64_t nonce() const noexcept { return 5; }
-  [[nodiscard]] std::uint64_t now_ns() const noexcept { return 1; }
+  [[nodiscard]] std::uint64_t now_ns() const noexcept { return now; }
   [[nodiscard]] std::uint32_t frame_bytes() const noexcept { return 4096; }
   [[nodiscard]] bool is_connected(seat_id) const noexcept { return true; }
-  result<void> send(seat_id, const frame_header&, std::span<const std::byte>, deadline, auto&) {
+  result<void> send(seat_id to, const frame_header&, std::span<const std::byte>, deadline by, auto&) {
+    if (sending_to) return sending_to(to, by);
     return sending ? sending() : result<void>{};
   }
   void post(seat_id, const frame_header& header, std::span<const std::byte> bytes) noexcept {
@@ -69,23 +70,27 @@ struct spoken_endpoint {
   void give_up(seat_id) noexcept {}
   void wake() noexcept {}
 
-  std::function<result<void>()> sending;
-  std::deque<std::function<void(listener&)>> coming;
-  std::vector<std::pair<std::uint16_t, std::vector<std::byte>>> told;
+  std::uint32_t count = 2;
+  std::uint64_t now = 100'000'000'000;
+  std::function<result<void>()> sending{};
+  std::function<result<void>(seat_id, deadline)> sending_to{};
+  std::deque<std::function<void(listener&)>> coming{};
+  std::vector<std::pair<std::uint16_t, std::vector<std::byte>>> told{};
 };
 
-/// A node with one prompt, of which the other node has asked for every block.
+/// A node with one prompt, of which each other node has asked for every block.
 struct asked_node {
-  explicit asked_node(const node_form& form, std::size_t blocks) : node(end, form, {}) {
-    const auto prompt = prompt_of(1, blocks * 4 + 1);
+  explicit asked_node(const node_form& form, std::size_t blocks, const kv_pool_options& options = {},
+                      std::uint32_t seats = 2)
+      : end{.count = seats}, node(end, form, options) {
+    const std::size_t tokens = form.groups[0].block_tokens;
+    const auto prompt = prompt_of(1, blocks * tokens + 1);
     const kv_chain chain(node.cache(), prompt);
     for (std::size_t some = 1; some <= blocks; ++some) {  // a first tier takes few blocks at once
-      node.serve(std::span(prompt).first(some * 4 + 1), [](auto&) {});
+      node.serve(std::span(prompt).first(some * tokens + 1), [](auto&) {});
       for (int i = 0; i < 4; ++i)
         node.step();
     }
-    std::vector<std::byte> hello = end.told.front().second;
-    hello.back() ^= std::byte{1};
     detail::pool_writer get;
     get.put(std::uint64_t{7});
     get.put(chain.keys()[0]);
@@ -95,10 +100,15 @@ struct asked_node {
       get.put(i);
       get.put(chain.keys()[i]);
     }
-    end.coming.emplace_back([=](auto& to) { to.on_message(seat_id{1}, {.kind = 1}, hello); });
-    end.coming.emplace_back([=](auto& to) {
-      to.on_message(seat_id{1}, {.kind = static_cast<std::uint16_t>(detail::pool_frame::get)}, get.bytes());
-    });
+    for (std::uint32_t seat = 1; seat < seats; ++seat) {
+      std::vector<std::byte> hello = end.told.front().second;
+      hello.back() ^= static_cast<std::byte>(seat);
+      end.coming.emplace_back([=](auto& to) { to.on_message(seat_id{seat}, {.kind = 1}, hello); });
+      end.coming.emplace_back([=](auto& to) {
+        to.on_message(seat_id{seat}, {.kind = static_cast<std::uint16_t>(detail::pool_frame::get)},
+                      get.bytes());
+      });
+    }
   }
 
   spoken_endpoint end;
@@ -360,6 +370,64 @@ TEST_SUITE("kv_pool orders") {
     for (int i = 0; i < 100; ++i)
       all.node.step();
     CHECK(all.node.pool().stats().served_blocks == 32);
+  }
+
+  TEST_CASE(
+      "many receivers that take nothing together delay one step as one does, and all get their blocks") {
+    constexpr std::uint64_t most = 50'000'000;
+    asked_node asked({.groups = paged_group}, 2, {.send_ns = most, .slow_ns = 1'000'000'000}, 17);
+    std::uint64_t frames = 0;
+    asked.end.sending_to = [&](seat_id to, deadline by) -> result<void> {
+      if (to_index(to) == 16) {  // the only one that reads
+        ++frames;
+        return {};
+      }
+      asked.end.now = std::max(asked.end.now, by.ns);
+      return failure{.code = errc::peer_timed_out};
+    };
+    std::uint64_t waited = 0;
+    for (int i = 0; i < 40; ++i) {
+      const std::uint64_t before = asked.end.now;
+      asked.node.step();
+      CHECK(asked.end.now - before <= most);
+      waited += asked.end.now - before;
+    }
+    CHECK(frames == 2);
+    CHECK(waited >= 16 * most / 2);  // each was given time once
+    CHECK(asked.node.pool().stats().served_blocks == 2);
+    asked.end.now += 1;
+    asked.end.sending_to = [](seat_id, deadline) { return result<void>{}; };
+    asked.node.step();
+    CHECK(asked.node.pool().stats().served_blocks == 2 * 16);
+    CHECK(asked.node.tiers().stats().tiers[0].in_use == 0);
+  }
+
+  TEST_CASE("a receiver that reads a little at a time pins a block for a while, and not for ever") {
+    static const std::array large{full_attention({"kv", 1, 16, 2048})};  // blocks of eight frames
+    const auto trickle = [](std::uint64_t pin_ns) {
+      asked_node asked({.groups = large, .blocks = 4, .slots = 4, .lower_slots = 4, .tokens = 8192}, 1,
+                       {.pin_ns = pin_ns});
+      bool may_take = false;
+      asked.end.sending_to = [&](seat_id, deadline) -> result<void> {
+        if (std::exchange(may_take, false)) return {};
+        return failure{.code = errc::peer_timed_out};
+      };
+      std::uint64_t pinned = 0;
+      for (int i = 0; i < 20; ++i) {
+        may_take = true;
+        asked.node.step();
+        pinned += asked.node.tiers().stats().tiers[0].in_use;
+        asked.end.now += 500'000'000;  // within the patience
+      }
+      CHECK(asked.node.tiers().stats().tiers[0].in_use == 0);
+      std::uint64_t missing = 0;
+      for (const auto& [kind, bytes] : asked.end.told)
+        missing += kind == static_cast<std::uint16_t>(detail::pool_frame::missing) ? 1U : 0U;
+      CHECK(missing + asked.node.pool().stats().served_blocks == 1);
+      return std::pair(missing, pinned);
+    };
+    CHECK(trickle(10'000'000'000) == std::pair(std::uint64_t{0}, std::uint64_t{7}));
+    CHECK(trickle(1'500'000'000) == std::pair(std::uint64_t{1}, std::uint64_t{3}));
   }
 
   TEST_CASE("a block whose send throws keeps no pin, and goes in a later step") {

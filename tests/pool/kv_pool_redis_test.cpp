@@ -12,6 +12,7 @@ TEST_CASE("pools with a directory in Redis") {
 #include <llmmem/pool/redis_directory.hpp>
 #include <llmmem/pool/shared_memory_mover.hpp>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -19,6 +20,7 @@ TEST_CASE("pools with a directory in Redis") {
 #include <string>
 #include <vector>
 
+#include "pool/killed_nodes.hpp"
 #include "pool/pool_cluster.hpp"
 #include "support/random.hpp"
 #include "support/redis_server.hpp"
@@ -32,8 +34,12 @@ using redis_node = pool_node<cache_type, thread_endpoint, redis_directory&>;
 
 /// Nodes of one thread, and a server.
 struct redis_cluster {
-  explicit redis_cluster(std::uint32_t nodes, std::uint64_t blocks = 300)
-      : slots(blocks), net(nodes, {.copied_bytes = 65536, .lane_bytes = 1 << 20}) {
+  explicit redis_cluster(std::uint32_t nodes, std::uint64_t blocks = 300, const kv_pool_options& how = {},
+                         std::span<const std::uint32_t> racks = {})
+      : slots(blocks),
+        options(how),
+        domains(racks.begin(), racks.end()),
+        net(nodes, {.copied_bytes = 65536, .lane_bytes = 1 << 20}) {
     all.resize(nodes);
     ends.resize(nodes);
     directories.resize(nodes);
@@ -47,9 +53,12 @@ struct redis_cluster {
     if (!ends[i]) ends[i] = std::make_unique<thread_endpoint>(net, seat_id{i});
     directories[i] = std::make_unique<redis_directory>(
         redis_options{.unix_socket = server.socket(), .answer_ns = answer_ns, .retry_ns = 1'000'000});
+    kv_pool_options own = options;
+    own.patience_ns = 20'000'000'000;
+    if (!domains.empty()) own.domain = domains[i];
     all[i] = std::make_unique<redis_node>(
         *ends[i], node_form{.groups = paged_group, .blocks = slots, .slots = slots, .lower_slots = slots},
-        kv_pool_options{.patience_ns = 20'000'000'000}, *directories[i]);
+        own, *directories[i]);
   }
   void end(std::size_t i) {
     all[i].reset();
@@ -97,6 +106,8 @@ struct redis_cluster {
 
   static constexpr std::uint64_t answer_ns = 2'000'000'000;
   std::uint64_t slots;
+  kv_pool_options options;
+  std::vector<std::uint32_t> domains;
   redis_server server;
   thread_network net;
   std::vector<std::unique_ptr<thread_endpoint> > ends;
@@ -193,6 +204,58 @@ TEST_SUITE("kv_pool with redis_directory") {
     CHECK(nodes.serve(2, prompt).loaded == 80);
   }
 
+  TEST_CASE("a whole domain may end, and every hot prompt is found in another one") {
+    if (!has_redis()) return;
+    constexpr std::array<std::uint32_t, 4> racks{7, 7, 9, 9};
+    redis_cluster nodes(4, 900, {.copies = 1, .hot_uses = 2}, racks);
+    constexpr std::uint32_t prompts = 12;
+    // As with the embedded directory: each is used once, every second one again.
+    const auto prompt = [](std::uint32_t i) { return prompt_of(100 + i, 41 + i * 40); };
+    for (std::uint32_t i = 0; i < prompts; ++i) {
+      nodes.serve(i % 4 / 2, prompt(i));
+      if (i % 2 == 0) nodes.serve(i % 4 / 2, prompt(i));
+    }
+    const auto copied = [&] {
+      return nodes.all[2]->pool().stats().copied_spans + nodes.all[3]->pool().stats().copied_spans;
+    };
+    nodes.until([&] { return copied() == 6 + 3; });  // three of the hot prompts have two spans
+    CHECK(nodes.all[0]->pool().stats().ordered_copies + nodes.all[1]->pool().stats().ordered_copies == 6 + 3);
+    nodes.settle();
+    nodes.end(0);
+    nodes.end(1);
+    nodes.settle();
+    for (std::uint32_t i = 0; i < prompts; ++i) {
+      CAPTURE(i);
+      const auto tokens = prompt(i);
+      CHECK(nodes.serve(2 + i % 2, tokens).loaded == (i % 2 == 0 ? tokens.size() - 1 : 0));
+    }
+  }
+
+  TEST_CASE(
+      "the next use of a hot prompt replaces a copy whose node has ended, and a new process keeps copies") {
+    if (!has_redis()) return;
+    constexpr std::array<std::uint32_t, 3> hosts{0, 1, 2};
+    redis_cluster nodes(3, 300, {.copies = 1, .hot_uses = 1}, hosts);
+    const auto prompt = prompt_of(1, 81);
+    const auto has_copied = [&](std::size_t node) {
+      return nodes.all[node] ? nodes.all[node]->pool().stats().copied_spans : 0;
+    };
+    nodes.serve(0, prompt);
+    nodes.until([&] { return has_copied(1) + has_copied(2) == 1; });
+    const std::size_t keeper = has_copied(1) == 1 ? 1 : 2;
+    nodes.settle();
+    nodes.end(keeper);
+    nodes.settle();
+    nodes.serve(0, prompt);
+    nodes.until([&] { return has_copied(3 - keeper) == 1; });
+    nodes.settle();
+    nodes.end(0);
+    nodes.make(static_cast<std::uint32_t>(keeper));
+    nodes.settle();
+    nodes.until([&] { return nodes.all[keeper]->pool().peers() == 1; });
+    CHECK(nodes.serve(keeper, prompt).loaded == 80);  // of the copy alone
+  }
+
   TEST_CASE("a block that a node no longer has is corrected in the server") {
     if (!has_redis()) return;
     redis_cluster nodes(2);
@@ -275,6 +338,23 @@ TEST_SUITE("kv_pool with redis_directory") {
     CHECK(request.has_arrived());
     CHECK(request.end().blocks == 25);
     CHECK(asks.pool().stats().read_blocks == 25);
+  }
+
+  TEST_CASE("a node may be killed at any moment, by messages and by memory, with a directory in Redis") {
+    if (!has_redis()) return;
+    const redis_server server;
+    const redis_options at{.unix_socket = server.socket(), .retry_ns = 1'000'000};
+    kill_many(2, [&](kill_board& board, socket_endpoint& end, std::uint64_t seed) {
+      redis_directory directory(at);
+      live_until_killed<pool_node<cache_type, socket_endpoint, redis_directory&> >(board, end, seed,
+                                                                                   directory);
+    });
+    kill_many(2, [&](kill_board& board, socket_endpoint& end, std::uint64_t seed) {
+      redis_directory directory(at);
+      shared_memory_mover mover(kill_memory());
+      live_until_killed<pool_node<cache_type, socket_endpoint, redis_directory&, shared_memory_mover&> >(
+          board, end, seed, directory, mover);
+    });
   }
 }
 

@@ -39,14 +39,15 @@ struct memory_cluster {
   using node = memory_node<Mover, thread_endpoint>;
 
   template <class Options>
-  memory_cluster(std::uint32_t nodes, std::uint64_t slots, const Options& options)
+  memory_cluster(std::uint32_t nodes, std::uint64_t slots, const Options& options,
+                 const kv_pool_options& how = {})
       : net(nodes, {.copied_bytes = 65536, .lane_bytes = 1 << 20}) {
     for (std::uint32_t i = 0; i < nodes; ++i) {
       ends.push_back(std::make_unique<thread_endpoint>(net, seat_id{i}));
       movers.push_back(std::make_unique<Mover>(options));
     }
     for (std::uint32_t i = 0; i < nodes; ++i)
-      all.push_back(std::make_unique<node>(*ends[i], form_of(slots), kv_pool_options{}, *movers[i]));
+      all.push_back(std::make_unique<node>(*ends[i], form_of(slots), how, *movers[i]));
     settle();
   }
   void settle(int steps = 8) {

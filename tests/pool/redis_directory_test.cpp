@@ -80,6 +80,7 @@ TEST_CASE("records of a span are read back, and a damaged value yields none of t
 
 #ifdef LLMMEM_TESTS_REDIS
 
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -592,6 +593,78 @@ TEST_SUITE("redis_directory") {
       CHECK(node.ask() == pool::asked::unreachable);
       CHECK(node.directory.why().code == why);
     }
+  }
+
+  TEST_CASE("announcements that a full server refuses are repeated until it takes them") {
+    if (!has_redis()) return;
+    two_nodes of;
+    const int changes = of.zero.link.changes;
+    of.server.ask({"CONFIG", "SET", "maxmemory", "1"});
+    of.zero.announce({1, 2}, 0b11);
+    CHECK(of.zero.directory.stats().refused_commands == 1);
+    CHECK(of.zero.directory.why().message().find("OOM") != std::string::npos);
+    CHECK(of.one.found().count == 0);
+    // The pool hears that it must announce again, after one, two, four ms and so on.
+    std::uint64_t wait = 1;
+    for (int i = 1; i <= 6; ++i) {
+      CAPTURE(i);
+      of.zero.link.away_ns += wait * 1000 * ms;  // the test may be slow
+      of.zero.directory.progress(of.zero.link);
+      CHECK(of.zero.link.changes == changes + i);
+      CHECK(of.zero.directory.takes(of.zero.link, of.zero.directory.keeper_of(of.zero.link, span_a)));
+      if (i == 6) of.server.ask({"CONFIG", "SET", "maxmemory", "0"});
+      of.zero.announce_again();
+    }
+    CHECK(of.zero.directory.stats().refused_commands == 6);
+    CHECK(of.one.found().count == 1);
+    of.zero.link.away_ns += 10'000 * ms;
+    of.zero.settle();
+    CHECK(of.zero.link.changes == changes + 6);  // all is said
+    // A key of another type is not worth it.
+    of.server.ask({"FLUSHALL"});
+    of.server.ask({"SET", "llmmem:0000000000000001:span:000000000000000b000000000000000a", "x"});
+    of.zero.announce_again();
+    of.zero.link.away_ns += 1000 * ms;
+    of.zero.settle();
+    CHECK(of.zero.link.changes == changes + 6);
+  }
+
+  TEST_CASE("all addresses of a server are tried, the last one that answered first") {
+    if (!has_redis()) return;
+    // Nothing else listens on the port: this process has it at another address.
+    const int taken = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in at_loopback{};
+    at_loopback.sin_family = AF_INET;
+    at_loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 2);
+    REQUIRE(::bind(taken, reinterpret_cast<const sockaddr*>(&at_loopback), sizeof(at_loopback)) == 0);
+    socklen_t size = sizeof(at_loopback);
+    REQUIRE(::getsockname(taken, reinterpret_cast<sockaddr*>(&at_loopback), &size) == 0);
+    const std::uint16_t port = ntohs(at_loopback.sin_port);
+    redis_server server({"--bind", "127.0.0.2", "--port", std::to_string(port)});
+    redis_options options = at(server);
+    options.unix_socket.clear();
+    options.host = "127.0.0.1,127.0.0.3,127.0.0.2";
+    options.port = port;
+    directory_node node(options, 0, 100);
+    bool was_down = false;
+    REQUIRE(node.until([&] {
+      was_down = was_down || node.directory.state() == pool::redis_state::down;
+      return node.directory.state() == pool::redis_state::up;
+    }));
+    CHECK_FALSE(was_down);
+    CHECK(node.directory.stats().losses == 2);
+    CHECK(node.directory.why().code == errc::ok);
+    CHECK(node.found().count == 0);
+    server.kill();
+    REQUIRE(node.is(pool::redis_state::down));
+    server.start();
+    REQUIRE(node.is(pool::redis_state::up));
+    ::close(taken);
+    options.host = "127.0.0.1,127.0.0.3";
+    directory_node alone(options, 1, 101);
+    REQUIRE(alone.is(pool::redis_state::down));
+    CHECK(alone.directory.stats().losses == 2);
+    CHECK_THROWS_AS(redis_directory({.host = "127.0.0.1,"}), argument_error);
   }
 
   TEST_CASE("a server's words are in the error text, without control characters") {

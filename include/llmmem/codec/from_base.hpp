@@ -31,6 +31,8 @@ inline namespace v0 {
 ///
 /// @tparam Codec  lossless.
 ///
+/// Movable; a moved-from object takes chunks of 0 bytes alone.
+///
 /// @par Complexity   linear. Scratch memory: a chunk, and the codec's.
 /// @par Thread safety   one call at a time.
 /// @par Errors   as of `codec`; of a base shorter than the chunk `errc::too_short`, of a longer one
@@ -79,7 +81,7 @@ class from_base {
     return {};
   }
 
-  [[nodiscard]] std::uint64_t max_chunk_bytes() const noexcept { return codec_.max_chunk_bytes(); }
+  [[nodiscard]] std::uint64_t max_chunk_bytes() const noexcept { return changes_.size(); }
   [[nodiscard]] std::size_t metadata_bytes() const noexcept {
     return changes_.bytes() + codec_.metadata_bytes();
   }
@@ -89,6 +91,8 @@ class from_base {
 
   [[nodiscard]] failure refusal(std::uint64_t chunk, std::uint64_t base) const noexcept {
     if (const failure why = chunk_refusal(codec_, chunk); why.code != errc::ok) return why;
+    if (chunk > changes_.size())
+      return {.code = errc::out_of_range, .wanted = chunk, .found = changes_.size(), .where = name};
     if (base < chunk) return {.code = errc::too_short, .wanted = chunk, .found = base, .where = name};
     if (base > chunk) return {.code = errc::out_of_range, .wanted = base, .found = chunk, .where = name};
     return {};

@@ -34,8 +34,8 @@ inline namespace v0 {
 /// configuration.
 ///
 /// Each operation of an LRU costs one comparison in addition to the policy's own work, each of another policy
-/// one indirect call; there are no virtual functions and no RTTI. Movable; a moved-from object may only be
-/// destroyed or assigned to.
+/// one indirect call; there are no virtual functions and no RTTI. Movable; a moved-from object has a capacity
+/// of 0 and no victim, and ignores every slot.
 ///
 /// @par Thread safety   that of the policy inside.
 /// @par Errors   construction throws what the policy's constructor throws; `make_eviction` also
@@ -64,7 +64,7 @@ class any_eviction {
   any_eviction(any_eviction&& other) noexcept
       : lru_(std::exchange(other.lru_, nullptr)),
         policy_(std::exchange(other.policy_, nullptr)),
-        functions_(other.functions_),
+        functions_(std::exchange(other.functions_, &functions_of_none)),
         source_(other.source_) {}
 
   any_eviction& operator=(any_eviction&& other) noexcept {
@@ -185,6 +185,27 @@ class any_eviction {
         source.deallocate(source.context, p, sizeof(P), alignof(P));
       },
       !ignores_hints<P>};
+
+  // Of a moved-from object, which has no policy.
+  static constexpr function_table functions_of_none{
+      [](void*, slot_id, const access_hint&) noexcept {},
+      [](void*, slot_id, const access_hint&) noexcept {},
+      [](void*, slot_id) noexcept {},
+      [](void*, slot_id) noexcept {},
+      [](void*, std::span<const slot_id>) noexcept {},
+      [](void*, slot_id) noexcept {},
+      [](void*, slot_id) noexcept {},
+      [](void*) noexcept { return no_slot; },
+      [](void*, slot_id, std::uint64_t) noexcept {},
+      [](void*, slot_id, slot_id) noexcept {},
+      [](void*, std::uint64_t) noexcept {},
+      [](void*, slot_id, retention) noexcept {},
+      [](const void*) noexcept { return std::optional<slot_id>{}; },
+      [](const void*, slot_id) noexcept { return false; },
+      [](const void*) noexcept { return slot_count{0}; },
+      [](const void*) noexcept { return std::size_t{0}; },
+      [](void*, const metadata_source&) noexcept {},
+      false};
 
   // The policy if it is an LRU: the most frequent choice gets direct calls, which a compiler inlines, for one
   // comparison in the calls of the other policies.

@@ -221,6 +221,15 @@ class kv_tiers final : private offload::loss_listener {
   [[nodiscard]] offload::kv_lookup_result lookup_with(const kv_chain& chain, std::uint64_t first,
                                                       std::uint64_t chunks,
                                                       Elsewhere&& elsewhere) const noexcept;
+  /// As `choose_load` for the chain's first `chunks` chunks, of which other caches have blocks, too:
+  /// - `others.has(group, chunks)`   whether one has the block, which the tiers miss. Arguments as above.
+  /// - `others.add(group, chunks)`   the length on offer needs that block; `others.clear()`: another length.
+  /// - `others.bytes()`, `others.arrival_ns(is_later)`   of the added blocks, and how long they take to the
+  ///   first tier: from now, or once all pending bytes have moved.
+  template <class Others>
+  [[nodiscard]] offload::load_choice choose_load_with(const kv_chain& chain, std::uint64_t first,
+                                                      std::uint64_t chunks, const offload::load_costs& costs,
+                                                      Others&& others) const;
   /// Returns the tiers' answer for one block by its key in the chain, and its tier.
   [[nodiscard]] std::pair<offload::answer, std::size_t> lookup_block(std::size_t group,
                                                                      const block_key& key) const noexcept;
@@ -298,10 +307,10 @@ class kv_tiers final : private offload::loss_listener {
 
   template <class Elsewhere, class OnHit>
   offload::kv_lookup_result each_hit(const kv_chain& chain, std::uint64_t first, std::uint64_t chunks,
-                                     std::uint64_t at, Elsewhere&& elsewhere, OnHit&& on_hit) const noexcept;
+                                     std::uint64_t at, Elsewhere&& elsewhere, OnHit&& on_hit) const;
   template <class F>
   void each_needed(const kv_chain& chain, std::uint64_t first, std::uint64_t tokens, std::uint64_t at,
-                   F&& f) const noexcept;
+                   F&& f) const;
   [[nodiscard]] offload::load_choice choose_load(const kv_chain& chain, std::uint64_t first,
                                                  std::uint64_t chunks,
                                                  const offload::load_costs& costs) const noexcept;

@@ -62,6 +62,8 @@ struct loadable_length {
   std::uint64_t tokens = 0;                         ///< `first` included
   std::array<std::uint64_t, max_kv_tiers> bytes{};  ///< to load from each tier
   std::uint64_t pending_bytes = 0;                  ///< in the first tier, or the cache, after a wait
+  std::uint64_t elsewhere_bytes = 0;                ///< that come from other nodes into the first tier
+  std::uint64_t elsewhere_ns = 0;                   ///< until all of those have come
 };
 
 /// The best of the lengths.
@@ -79,9 +81,9 @@ struct load_choice {
 /// Chooses among the lengths of one prompt.
 ///
 /// A load takes as long as its slowest link: each link carries its pending bytes and then the load's, all
-/// links at the same time, and link 0 carries every block. The tokens that the load leaves are computed after
-/// or during it (`load_overlap`). Pending blocks can be loaded when all pending bytes have crossed their
-/// links, and `pending_ns` have passed.
+/// links at the same time, and link 0 carries every block, also those of other nodes. The tokens that the
+/// load leaves are computed after or during it (`load_overlap`). Pending blocks can be loaded when all
+/// pending bytes have crossed their links, and `pending_ns` have passed.
 ///
 ///     load_chooser chooser(costs, have, prompt.size());
 ///     for (each length with a hit) chooser.offer({.tokens = n, .bytes = ...});
@@ -108,8 +110,8 @@ class load_chooser {
 
   constexpr void offer(const loadable_length& length) noexcept {
     const bool is_pending = length.pending_bytes != 0;
-    std::uint64_t all = length.pending_bytes;
-    std::uint64_t load = 0;
+    std::uint64_t all = detail::saturating_add(length.pending_bytes, length.elsewhere_bytes);
+    std::uint64_t load = length.elsewhere_ns;
     for (std::size_t k = length.bytes.size(); k-- > 0;) {
       all = detail::saturating_add(all, length.bytes[k]);
       const std::uint64_t bytes = k == 0 ? all : length.bytes[k];

@@ -7,11 +7,13 @@
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/offload/kv_chain.hpp>
 #include <llmmem/offload/kv_tiers.hpp>
+#include <llmmem/pool/detail/fetch_shares.hpp>
 #include <llmmem/pool/detail/pool_request.hpp>
 #include <llmmem/pool/detail/pool_wire.hpp>
 #include <llmmem/pool/detail/span_table.hpp>
 #include <llmmem/pool/directory.hpp>
 #include <llmmem/pool/embedded_directory.hpp>
+#include <llmmem/pool/fetch_costs.hpp>
 #include <llmmem/pool/kv_pool_types.hpp>
 #include <llmmem/pool/mover.hpp>
 #include <llmmem/result.hpp>
@@ -62,6 +64,9 @@ inline namespace v0 {
 ///
 /// **Nodes that fetch become holders** once they publish, so a popular prompt has many holders. A request
 /// takes the holder from which its node awaits the fewest blocks.
+///
+/// **Move, wait or compute.** `request.fetch(costs)` brings what is cheaper to move than to compute, and from
+/// the holders with which it is here first, by the model of `offload::load_chooser`.
 ///
 /// **Copies in other domains.** With `kv_pool_options::copies`, nodes of other failure domains fetch and keep
 /// the blocks of hot spans, so that a prompt that is often used survives its host or rack. Rendezvous hashing
@@ -134,7 +139,7 @@ class kv_pool {
   void publish(const kv_chain& chain, std::uint64_t tokens) noexcept;
 
   /// Reads what has arrived, answers other nodes, and advances the requests. The engine calls it in each
-  /// step. Waits at most `send_ns` for a receiver that takes nothing.
+  /// step. Waits at most `send_ns` for receivers that take nothing.
   void progress();
   /// The same, but first waits up to `wait_ns` nanoseconds for something from another node: for a thread that
   /// has nothing else to do.
@@ -322,6 +327,7 @@ class kv_pool {
     static_cast<kv_pool*>(self)->mover_.withdraw(name);
   }
   void post_introduction(seat_id to) noexcept;
+  void introduce_again(seat_id to) noexcept;
   void hear_introduction(seat_id from, detail::pool_reader in) noexcept;
   void offer_later(std::size_t group, const block_key& key) noexcept;
   void offer(std::size_t group, const block_key& key, const offload::held_block& block) noexcept;
@@ -354,7 +360,28 @@ class kv_pool {
   };
   [[nodiscard]] offload::kv_lookup_result where(const record& of, std::uint64_t upto,
                                                 open_answers& open) const noexcept;
-  void begin_fetch(std::uint32_t slot, std::uint64_t upto);
+  [[nodiscard]] bool has_elsewhere(const record& of, std::size_t group, std::uint64_t chunks,
+                                   open_answers& open) const noexcept;
+  [[nodiscard]] std::uint64_t chunks_upto(const record& of, std::uint64_t upto) const noexcept;
+
+  // Costs
+  class other_nodes;
+  [[nodiscard]] offload::load_choice choose(const record& of, const pool::fetch_costs& costs,
+                                            std::uint64_t upto) const;
+  void expect_open_parts(const pool::fetch_costs& costs, detail::fetch_shares& shares) const;
+  [[nodiscard]] detail::block_sources sources_of(const record& of, std::size_t group, std::uint64_t chunk,
+                                                 const pool::fetch_costs& costs,
+                                                 detail::fetch_shares& shares) const;
+  void plan_holders(record& of, const pool::fetch_costs& costs, bool is_later);
+  void begin_fetch(std::uint32_t slot, std::uint64_t upto, const pool::fetch_costs* costs = nullptr,
+                   bool is_later = false);
+  [[nodiscard]] bool reads_from(seat_id seat) const noexcept {
+    if constexpr (reads_directly) {
+      return mover_.reaches(seat);
+    } else {
+      return false;
+    }
+  }
   void proceed(std::uint32_t slot) noexcept;
   [[nodiscard]] bool take_slot(record& of, part& each) noexcept;
   void wait_once(const record& of);
@@ -381,6 +408,7 @@ class kv_pool {
   std::size_t serving_first_ = 0;
   std::size_t serving_count_ = 0;
   std::uint64_t serve_turn_ = 0;
+  std::uint64_t send_wait_ = 0;                     // how long further sends of this step may wait
   std::vector<detail::pool_peer> peers_;            // by seat
   std::vector<record> requests_;                    // of the engine, and behind them those for copies
   std::vector<std::optional<kv_chain>> copies_;     // the chains of those
@@ -393,57 +421,6 @@ class kv_pool {
   std::uint32_t republished_ = 0;   // entries looked at in this round
   bool has_passed_over_ = false;    // some of them, whose receiver was busy: there is another round
   pool::stats counted_{};
-};
-
-/// A request for blocks of other nodes. Movable; its destructor ends it.
-///
-/// @par Thread safety   that of its pool, which outlives it.
-template <class Tiers, endpoint Endpoint, class Directory, class Mover>
-  requires detail::pool_parts<Directory, Mover>
-class kv_pool<Tiers, Endpoint, Directory, Mover>::request {
- public:
-  request() noexcept = default;
-  request(request&& other) noexcept
-      : pool_(std::exchange(other.pool_, nullptr)), slot_(other.slot_), result_(other.result_) {}
-  request& operator=(request&& other) noexcept {
-    if (this == &other) return *this;
-    end();
-    pool_ = std::exchange(other.pool_, nullptr);
-    slot_ = other.slot_;
-    result_ = other.result_;
-    return *this;
-  }
-  ~request() { end(); }
-
-  /// How much of the chain this node's tiers and others' have: `next` is `pending` until the directory has
-  /// answered for what comes next, and `unknown` where it has not within the patience. Moves nothing.
-  [[nodiscard]] offload::kv_lookup_result where() const noexcept;
-  /// Begins to fetch the blocks that other nodes have, up to token `upto` of the chain. Does not wait. Call
-  /// it once.
-  void fetch(std::uint64_t upto = unlimited) {
-    if (pool_ != nullptr) pool_->begin_fetch(slot_, upto);
-  }
-  /// Whether each fetched block has arrived in the first tier, or will not arrive. Blocks that arrived stay
-  /// there until `end`.
-  [[nodiscard]] bool has_arrived() const noexcept;
-  /// Returns when the directory has answered, or the patience has ended. Serves other nodes meanwhile.
-  void wait_for_answers();
-  /// Returns when `has_arrived`, at the latest when the patience has ended. Serves other nodes meanwhile.
-  void wait();
-  /// Gives up blocks that have not arrived, and lets the first tier evict those that have: prepare the load
-  /// first.
-  pool::fetch_result end() noexcept {
-    if (pool_ == nullptr) return result_;
-    return result_ = std::exchange(pool_, nullptr)->finish(slot_);
-  }
-
- private:
-  friend kv_pool;
-  request(kv_pool& of, std::uint32_t slot) noexcept : pool_(&of), slot_(slot) {}
-
-  kv_pool* pool_ = nullptr;
-  std::uint32_t slot_ = 0;
-  pool::fetch_result result_{};
 };
 
 /// Of the types of its arguments.
@@ -467,7 +444,10 @@ kv_pool(Tiers&, Endpoint&, Directory&, Mover&, kv_pool_options)
 }  // namespace v0
 }  // namespace llmmem
 
+#include <llmmem/pool/detail/kv_pool_request.hpp>
+
 #include <llmmem/pool/detail/kv_pool_body.hpp>
+#include <llmmem/pool/detail/kv_pool_choosing.hpp>
 #include <llmmem/pool/detail/kv_pool_copying.hpp>
 #include <llmmem/pool/detail/kv_pool_fetching.hpp>
 #include <llmmem/pool/detail/kv_pool_hearing.hpp>

@@ -29,11 +29,14 @@ struct kv_pool_options {
   /// Bytes of blocks after which one `progress` sends no further block, so that the engine's step continues.
   /// With a mover also those after which it reads no further one, and puts no further one into its index.
   std::uint64_t serve_bytes = std::uint64_t{64} << 20;
-  /// How long the send of one frame may delay `progress` if its receiver takes nothing. Then no send waits
-  /// for that receiver until it has taken every frame at once for `slow_ns`; its blocks go as it reads, and
-  /// those of which it takes nothing for `patience_ns` are refused as missing.
+  /// How long the sends of one `progress` together may delay it because receivers take nothing. Then no send
+  /// waits for such a receiver until it has taken every frame at once for `slow_ns`; its blocks go as it
+  /// reads, and those of which it takes nothing for `patience_ns` are refused as missing.
   std::uint64_t send_ns = 50'000'000;
   std::uint64_t slow_ns = 1'000'000'000;
+  /// How long a block may stay pinned for a receiver that has taken a part of it, however slowly that reads
+  /// on. Then the rest is refused as missing.
+  std::uint64_t pin_ns = 10'000'000'000;
   /// Spans that this node can remember for the directory, and the same number of its own spans. It forgets
   /// the oldest first.
   std::uint32_t directory_spans = 16384;
@@ -78,7 +81,9 @@ struct fetch_result {
   std::uint64_t failed_blocks = 0;  ///< blocks damaged in flight, or whose node died or no longer had them
   std::uint64_t late_blocks = 0;    ///< blocks that had not arrived when the patience or the request ended
   std::uint64_t without_slot = 0;   ///< blocks for which the first tier had no space
-  failure why{};                    ///< the reason of a failed block; `errc::ok` if its node no longer had it
+  std::uint64_t costly_tokens =
+      0;          ///< tokens that a fetch with costs left to compute, because moving was costlier
+  failure why{};  ///< the reason of a failed block; `errc::ok` if its node no longer had it
 };
 
 /// Counters of a `kv_pool`.

@@ -55,9 +55,11 @@ inline namespace v0 {
 /// own patience; later ones are unknown at once until the server is back. Then the pool announces all of its
 /// spans again, 64 in each step.
 ///
-/// It needs no thread: the pool's `progress` sends and reads, and nothing waits. A name of `host` is looked
-/// up once, in the constructor. An engine that computes for longer than `lifetime_ns` without `progress` is
-/// dead for others meanwhile. Redis Cluster is not followed; commands are those of Redis 6.2 or newer.
+/// It needs no thread: the pool's `progress` sends and reads, and nothing waits. The names of `host` are
+/// looked up once, in the constructor, and all of their addresses are tried. What a full server refuses is
+/// announced again, after `retry_ns` and then doubled times. An engine that computes for longer than
+/// `lifetime_ns` without `progress` is dead for others meanwhile. Redis Cluster is not followed; commands are
+/// those of Redis 6.2 or newer.
 ///
 /// @par Complexity      a question one `HRANDFIELD` for each 8 chunks, and one `MGET` of the nodes' keys
 ///                      for all questions of a step; an announcement one `HSET` for each 8 chunks, of at
@@ -234,6 +236,9 @@ class redis_directory {
   template <class Link>
   void come_up(Link& link) noexcept;
   template <class Link>
+  void change_keeper(Link& link) noexcept;
+  [[nodiscard]] std::uint64_t next_wait(std::uint64_t& wait) const noexcept;
+  template <class Link>
   void take_found(Link& link, const sent_command& what, const redisReply& reply) noexcept;
   [[nodiscard]] bool take_view(const redisReply& reply) noexcept;
   template <class Link>
@@ -265,6 +270,8 @@ class redis_directory {
   std::uint64_t renew_at_ = 0;
   std::uint64_t retry_at_ = 0;
   std::uint64_t retry_wait_ = 0;
+  std::uint64_t announce_at_ = 0;  // again, because the server refused some; 0: not
+  std::uint64_t announce_wait_ = 0;
   failure why_{};
   pool::redis_stats counted_{};
 };

@@ -13,7 +13,9 @@ inline namespace v0 {
 /// Where the Redis server of a directory is, and how it is used. Times in nanoseconds.
 struct redis_options {
   std::string unix_socket{};  ///< path of the server's socket; or
-  std::string host{};         ///< its name or address, looked up once, by the constructor
+  /// Its name or address, looked up once, by the constructor; or several, with commas between them, of one
+  /// server. Of a name with several addresses all are tried, at most 8.
+  std::string host{};
   std::uint16_t port = 6379;
   std::string user{};  ///< empty: the default user
   std::string password{};

@@ -148,20 +148,20 @@ offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::lookup_with(
   offload::kv_lookup_result out =
       each_hit(chain, first, chunks, at, elsewhere, [](const auto&, const auto&) noexcept {});
   if constexpr (detail::cache_view<Cache>::is_hybrid) {
-    each_needed(chain, first, out.tokens, at, [&](std::size_t, offload::answer, std::size_t tier) {
-      ++(tier < tiers ? out.blocks[tier] : out.elsewhere);
-    });
+    each_needed(chain, first, out.tokens, at,
+                [&](std::size_t, offload::answer, std::size_t tier, std::uint64_t) {
+                  ++(tier < tiers ? out.blocks[tier] : out.elsewhere);
+                });
   }
   return out;
 }
 
-/// Calls `f(group, answer, tier)` for each block after the first `first` tokens that a load of `tokens`
-/// tokens needs.
+/// Calls `f(group, answer, tier, chunks)` for each block after the first `first` tokens that a load of
+/// `tokens` tokens needs.
 template <class Cache, offload::kv_mover Mover, class... Tiers>
 template <class F>
 void kv_tiers<Cache, Mover, Tiers...>::each_needed(const kv_chain& chain, std::uint64_t first,
-                                                   std::uint64_t tokens, std::uint64_t at,
-                                                   F&& f) const noexcept {
+                                                   std::uint64_t tokens, std::uint64_t at, F&& f) const {
   if (tokens <= first) return;
   const std::uint64_t step = chain.chunk_tokens();
   for (std::size_t g = 0; g < groups_; ++g) {
@@ -171,7 +171,7 @@ void kv_tiers<Cache, Mover, Tiers...>::each_needed(const kv_chain& chain, std::u
       if (end <= first) return;
       const block_key& key = chain.keys()[static_cast<std::size_t>(end / step - 1)];
       const auto found = look(g, detail::tier_key(key, g), at);
-      f(g, found.first, found.second.tier);
+      f(g, found.first, found.second.tier, end / step);
     });
   }
 }
@@ -185,7 +185,7 @@ offload::kv_lookup_result kv_tiers<Cache, Mover, Tiers...>::each_hit(const kv_ch
                                                                      std::uint64_t first,
                                                                      std::uint64_t chunks, std::uint64_t at,
                                                                      Elsewhere&& elsewhere,
-                                                                     OnHit&& on_hit) const noexcept {
+                                                                     OnHit&& on_hit) const {
   constexpr std::uint64_t ahead = 4;  // how many lookups ahead their cache lines are prefetched
   const std::span<const layer_group> groups = view_.groups();
   const std::uint64_t step = chain.chunk_tokens();

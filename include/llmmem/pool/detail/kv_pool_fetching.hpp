@@ -184,53 +184,54 @@ template <class Tiers, endpoint Endpoint, class Directory, class Mover>
   requires detail::pool_parts<Directory, Mover>
 offload::kv_lookup_result kv_pool<Tiers, Endpoint, Directory, Mover>::where(
     const record& of, std::uint64_t upto, open_answers& open) const noexcept {
-  const std::uint64_t whole = of.chunks;
-  const std::uint64_t limit = upto >= of.chain->tokens() ? whole : upto / of.chain->chunk_tokens();
   open = {};
-  return tiers_->lookup_with(
-      *of.chain, of.came.first, limit < whole ? limit : whole,
-      [&](std::size_t group, std::uint64_t chunks, offload::answer here) noexcept {
-        if (here != offload::answer::miss) return false;
-        const std::uint64_t span = (chunks - 1) / pool::span_chunks;
-        if (span < of.first_span) return false;
-        const auto index = static_cast<std::size_t>(span - of.first_span);
-        const detail::pool_span& in = of.spans[index];
-        open.is_pending = open.is_pending || !in.is_answered;
-        open.is_unknown = open.is_unknown || in.is_unknown;
-        const std::uint64_t bit = std::uint64_t{1} << (chunks - 1) % pool::span_chunks;
-        for (std::uint32_t h = 0; h < in.holder_count; ++h) {
-          if ((mask(of, index, h, group) & bit) != 0 && is_present(in.holders[h].seat, in.holders[h].nonce))
-            return true;
-        }
-        return false;
-      });
+  return tiers_->lookup_with(*of.chain, of.came.first, chunks_upto(of, upto),
+                             [&](std::size_t group, std::uint64_t chunks, offload::answer here) noexcept {
+                               return here == offload::answer::miss && has_elsewhere(of, group, chunks, open);
+                             });
 }
 
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
   requires detail::pool_parts<Directory, Mover>
-offload::kv_lookup_result kv_pool<Tiers, Endpoint, Directory, Mover>::request::where() const noexcept {
-  if (pool_ == nullptr) return {.first = result_.first, .tokens = result_.tokens};
-  const record& of = pool_->requests_[slot_];
-  open_answers open;
-  offload::kv_lookup_result out = pool_->where(of, unlimited, open);
-  if (open.is_pending) {
-    out.next = of.is_late ? offload::answer::unknown : offload::answer::pending;
-  } else if (open.is_unknown && out.next == offload::answer::miss) {
-    out.next = offload::answer::unknown;
+std::uint64_t kv_pool<Tiers, Endpoint, Directory, Mover>::chunks_upto(const record& of,
+                                                                      std::uint64_t upto) const noexcept {
+  const std::uint64_t limit = upto >= of.chain->tokens() ? of.chunks : upto / of.chain->chunk_tokens();
+  return limit < of.chunks ? limit : of.chunks;
+}
+
+/// Returns whether another node has the block of a group that ends with the chain's first `chunks` chunks.
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+bool kv_pool<Tiers, Endpoint, Directory, Mover>::has_elsewhere(const record& of, std::size_t group,
+                                                               std::uint64_t chunks,
+                                                               open_answers& open) const noexcept {
+  const std::uint64_t span = (chunks - 1) / pool::span_chunks;
+  if (span < of.first_span) return false;
+  const auto index = static_cast<std::size_t>(span - of.first_span);
+  const detail::pool_span& in = of.spans[index];
+  open.is_pending = open.is_pending || !in.is_answered;
+  open.is_unknown = open.is_unknown || in.is_unknown;
+  const std::uint64_t bit = std::uint64_t{1} << (chunks - 1) % pool::span_chunks;
+  for (std::uint32_t h = 0; h < in.holder_count; ++h) {
+    if ((mask(of, index, h, group) & bit) != 0 && is_present(in.holders[h].seat, in.holders[h].nonce))
+      return true;
   }
-  return out;
+  return false;
 }
 
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
   requires detail::pool_parts<Directory, Mover>
-void kv_pool<Tiers, Endpoint, Directory, Mover>::begin_fetch(std::uint32_t slot, std::uint64_t upto) {
+void kv_pool<Tiers, Endpoint, Directory, Mover>::begin_fetch(std::uint32_t slot, std::uint64_t upto,
+                                                             const pool::fetch_costs* costs, bool is_later) {
   record& of = requests_[slot];
   if (!of.parts.empty()) return;
   open_answers open;
-  const offload::kv_lookup_result has = where(of, upto, open);
-  if (has.loadable() == 0) return;
+  const std::uint64_t known = where(of, costs == nullptr ? upto : unlimited, open).tokens;
+  const std::uint64_t wanted = costs == nullptr ? known : upto;
+  if (known > wanted) of.came.costly_tokens = known - wanted;
+  if (wanted <= of.came.first) return;
   const std::uint64_t step = of.chain->chunk_tokens();
-  const std::uint64_t length = (has.tokens + step - 1) / step * step;
+  const std::uint64_t length = (wanted + step - 1) / step * step;
   std::size_t most = 0;
   for (std::size_t g = 0; g < groups_; ++g)
     detail::for_each_needed(tiers_->groups()[g], length, [&](std::uint64_t) { ++most; });
@@ -254,11 +255,12 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::begin_fetch(std::uint32_t slot,
       of.parts.push_back(each);
     });
   }
+  if (costs != nullptr) plan_holders(of, *costs, is_later);
   proceed(slot);
 }
 
-/// Returns the holder to ask next for a block: one whose memory this node reads first, then the one from
-/// which it awaits the fewest blocks, and a busy one last. `max_holders`: none is left.
+/// Returns the holder to ask next for a block: the planned one, then one whose memory this node reads, then
+/// the one from which it awaits the fewest blocks, and a busy one last. `max_holders`: none is left.
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
   requires detail::pool_parts<Directory, Mover>
 std::uint32_t kv_pool<Tiers, Endpoint, Directory, Mover>::choose_holder(const record& of,
@@ -278,6 +280,7 @@ std::uint32_t kv_pool<Tiers, Endpoint, Directory, Mover>::choose_holder(const re
     const bool is_read = may_read(seat, each, h);
     std::uint64_t busy = is_read || may_post(seat) ? 0 : std::uint64_t{1} << 63;
     if (reads_directly && !is_read) busy |= std::uint64_t{1} << 62;
+    if (seat == each.planned && (is_read || may_post(seat))) return h;
     const std::uint64_t cost =
         busy | std::uint64_t{peers_[to_index(in.holders[h].seat)].outstanding} << 32 | rank;
     if (cost >= least) continue;
@@ -452,17 +455,6 @@ pool::fetch_result kv_pool<Tiers, Endpoint, Directory, Mover>::finish(std::uint3
   return out;
 }
 
-template <class Tiers, endpoint Endpoint, class Directory, class Mover>
-  requires detail::pool_parts<Directory, Mover>
-bool kv_pool<Tiers, Endpoint, Directory, Mover>::request::has_arrived() const noexcept {
-  if (pool_ == nullptr) return true;
-  const record& of = pool_->requests_[slot_];
-  for (std::size_t i = of.first_open; i < of.parts.size(); ++i) {
-    if (!is_over(of.parts[i])) return false;
-  }
-  return true;
-}
-
 /// Receives the next message, or waits a moment for this node's own transfers.
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
   requires detail::pool_parts<Directory, Mover>
@@ -470,26 +462,6 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::wait_once(const record& of) {
   constexpr std::uint64_t moment = 100'000;
   const std::uint64_t now = end_->now_ns();
   progress(of.deadline > now && of.deadline - now < moment ? of.deadline - now : moment);
-}
-
-template <class Tiers, endpoint Endpoint, class Directory, class Mover>
-  requires detail::pool_parts<Directory, Mover>
-void kv_pool<Tiers, Endpoint, Directory, Mover>::request::wait_for_answers() {
-  open_answers open{
-      .is_pending = pool_ != nullptr};  // blocks that are `pending` in this node's tiers have no answer yet
-  while (open.is_pending) {
-    const record& of = pool_->requests_[slot_];
-    static_cast<void>(pool_->where(of, unlimited, open));
-    if (of.is_late || !open.is_pending) return;
-    pool_->wait_once(of);
-  }
-}
-
-template <class Tiers, endpoint Endpoint, class Directory, class Mover>
-  requires detail::pool_parts<Directory, Mover>
-void kv_pool<Tiers, Endpoint, Directory, Mover>::request::wait() {
-  while (!has_arrived())
-    pool_->wait_once(pool_->requests_[slot_]);
 }
 
 }  // namespace v0

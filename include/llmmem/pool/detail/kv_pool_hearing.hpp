@@ -163,6 +163,7 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::hear_hello(seat_id from, detail
   if (peer.nonce != nonce) mover_.detach(from);
   forget_peer(from, false);  // a greeting does not prove a death; the endpoint reports deaths
   peer.likeness = like;
+  if (peer.nonce != nonce) peer.introduce_at = peer.introductions = 0;
   peer.nonce = nonce;
   peer.domain = domain;
   peer.state = like == likeness_ ? pool::peer_state::present : pool::peer_state::different;
@@ -232,6 +233,7 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::hear_get(seat_id from, detail::
     serving_[(serving_first_ + serving_count_++) % serving_.size()] = wanted;
   }
   if (!in.is_over()) ++counted_.refused_frames;
+  if constexpr (reads_directly) introduce_again(from);
 }
 
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
@@ -302,6 +304,7 @@ template <class Tiers, endpoint Endpoint, class Directory, class Mover>
 void kv_pool<Tiers, Endpoint, Directory, Mover>::serve() {
   std::uint64_t sent = 0;
   ++serve_turn_;
+  send_wait_ = options_.send_ns;
   for (std::size_t left = serving_count_; left != 0 && (sent == 0 || sent < options_.serve_bytes); --left) {
     detail::pool_serving next = serving_[serving_first_];
     if (next.to == no_seat || !is_present(next.to, next.nonce)) {
@@ -345,12 +348,15 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::push_serving(const detail::pool
   serving_[(serving_first_ + serving_count_++) % serving_.size()] = what;
 }
 
-/// Whether a block may stay queued: its patience counts from the last frame that its receiver took.
+/// Whether a block may stay queued: its patience counts from the last frame that its receiver took, but a
+/// receiver that reads a little at a time pins it no longer than `pin_ns`.
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
   requires detail::pool_parts<Directory, Mover>
 bool kv_pool<Tiers, Endpoint, Directory, Mover>::may_wait(const detail::pool_serving& what) const noexcept {
   const std::uint64_t taken_at = peers_[to_index(what.to)].taken_at;
-  return end_->now_ns() - (taken_at > what.since ? taken_at : what.since) < options_.patience_ns;
+  const std::uint64_t now = end_->now_ns();
+  if (what.offset != 0 && now - what.pinned_at >= options_.pin_ns) return false;
+  return now - (taken_at > what.since ? taken_at : what.since) < options_.patience_ns;
 }
 
 /// Sends the first block of the queue, which is in the first tier, or queues it again. Its place stays taken
@@ -372,6 +378,7 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::serve_held(detail::pool_serving
     throw;
   }
   pop_serving();
+  if (from == 0) next.pinned_at = end_->now_ns();
   if (came == sending::stalled && may_wait(next)) {
     if (from == 0 && next.offset != 0) {
       next.block = block;  // pinned until its last byte has gone
@@ -401,7 +408,8 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::serve_absent(const detail::pool
   if (has == offload::answer::miss) retract(next.span, next.group, next.place, next.key);
 }
 
-/// Sends what is left of a block. Waits for a receiver only if that took its last frame in time.
+/// Sends what is left of a block. Waits for a receiver only if that took its last frame in time, and no
+/// longer than the sends before it in this step have left of `send_ns`.
 /// @param what  its `offset` becomes the bytes that the transport has, or will send from its own copy.
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
   requires detail::pool_parts<Directory, Mover>
@@ -424,13 +432,17 @@ auto kv_pool<Tiers, Endpoint, Directory, Mover>::send_block(detail::pool_serving
                               .kind = static_cast<std::uint16_t>(detail::pool_frame::data),
                               .is_checked = 1};
     const std::uint64_t now = end_->now_ns();
-    const deadline by{to.slow_until > now ? now : now + options_.send_ns};
-    const auto sent = end_->send(what.to, header, piece, by, handler);
+    const std::uint64_t wait = to.slow_until > now ? 0 : send_wait_;
+    const auto sent = end_->send(what.to, header, piece, deadline{now + wait}, handler);
+    const std::uint64_t taken = end_->now_ns() - now;
+    send_wait_ -= taken < send_wait_ ? taken : send_wait_;
     if (!sent && sent.error().code != errc::peer_timed_out) return sending::failed;
     if (sent) {
       to.taken_at = end_->now_ns();
     } else {
-      to.slow_until = end_->now_ns() + options_.slow_ns;
+      // One for which little time was left is tried again in the next step, before others.
+      if (wait == 0 ? to.slow_until > now : wait >= options_.send_ns / 2)
+        to.slow_until = end_->now_ns() + options_.slow_ns;
       to.stalled_in = serve_turn_;
       // The transport completes a frame that it has begun. One of which only the header went looks like one
       // that did not begin, and goes again: the receiver drops what it has.

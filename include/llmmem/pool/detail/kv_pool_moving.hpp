@@ -39,6 +39,24 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::post_introduction(seat_id to) n
   post(to, detail::pool_frame::reach, out);
 }
 
+/// A node that asks for blocks by message may have lost this node's introduction, or refused it because it
+/// had no descriptor left. Each repetition doubles the time to the next, because it may have no mover at all.
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::introduce_again(seat_id to) noexcept {
+  detail::pool_peer& peer = peers_[to_index(to)];
+  const std::uint64_t now = end_->now_ns();
+  if (now < peer.introduce_at || !may_post(to)) return;
+  const bool is_first = peer.introduce_at == 0;  // the one of the greeting may be on its way
+  const std::uint64_t wait = options_.ask_again_ns > (~std::uint64_t{0} >> 8)
+                                 ? ~std::uint64_t{0} >> 1
+                                 : options_.ask_again_ns << peer.introductions;
+  peer.introduce_at = wait > ~std::uint64_t{0} - now ? ~std::uint64_t{0} : now + wait;
+  if (is_first) return;
+  if (peer.introductions < 6) ++peer.introductions;
+  post_introduction(to);
+}
+
 /// Hostile input: the mover checks it against what it can map. A node without a mover needs none of it.
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
   requires detail::pool_parts<Directory, Mover>
@@ -50,6 +68,7 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::hear_introduction(seat_id from,
     ++counted_.refused_frames;
     return;
   }
+  if (mover_.reaches(from)) return;  // it was repeated
   if (!mover_.attach(from, in.rest())) ++counted_.refused_introductions;
 }
 

@@ -36,6 +36,7 @@ struct pool_part {
   offload::held_block block{};
   std::uint64_t received = 0;  ///< bytes
   seat_id holder = no_seat;    ///< that was asked
+  seat_id planned = no_seat;   ///< to ask first: the choice by cost
   pool_part_state state = pool_part_state::queued;
   std::uint64_t ask_again = 0;   ///< when the holder is asked again
   std::uint8_t asked_times = 0;  ///< how often this holder was asked
@@ -91,6 +92,7 @@ struct pool_serving {
   std::uint32_t group = 0;
   std::uint32_t place = 0;      ///< the block's chunk within the span
   std::uint64_t offset = 0;     ///< bytes that the transport has taken
+  std::uint64_t pinned_at = 0;  ///< when it took the first of them
   offload::held_block block{};  ///< pinned, while some bytes have gone and others have not
   bool is_missing =
       false;  ///< this node does not have the block, and says so when the other node reads again
@@ -131,10 +133,12 @@ struct pool_peer {
   pool_likeness likeness{};
   std::uint64_t nonce = 0;
   std::uint32_t domain = 0;
-  std::uint64_t slow_until = 0;   ///< until then no send waits for it
-  std::uint64_t taken_at = 0;     ///< when it last took a frame
-  std::uint64_t stalled_in = 0;   ///< the turn of `serve` in which it took nothing
-  std::uint32_t outstanding = 0;  ///< blocks that this node awaits from it
+  std::uint64_t slow_until = 0;    ///< until then no send waits for it
+  std::uint64_t taken_at = 0;      ///< when it last took a frame
+  std::uint64_t introduce_at = 0;  ///< when it receives again how to read this node's memory, and
+  std::uint8_t introductions = 0;  ///< how often it was
+  std::uint64_t stalled_in = 0;    ///< the turn of `serve` in which it took nothing
+  std::uint32_t outstanding = 0;   ///< blocks that this node awaits from it
 };
 
 }  // namespace detail

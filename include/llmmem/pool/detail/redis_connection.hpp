@@ -14,6 +14,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -51,44 +52,57 @@ class redis_connection {
     if (options.unix_socket.empty() == options.host.empty())
       refuse("redis_options must give either unix_socket or host, and not both");
     if (!options.unix_socket.empty()) {
-      auto* const to = reinterpret_cast<sockaddr_un*>(&address_);
+      auto* const to = reinterpret_cast<sockaddr_un*>(&addresses_[0].of);
       if (options.unix_socket.size() >= sizeof(to->sun_path))
         refuse("the path '" + options.unix_socket + "' has " + std::to_string(options.unix_socket.size()) +
                " bytes, a socket's path at most " + std::to_string(sizeof(to->sun_path) - 1) +
                "; give a shorter one");
       to->sun_family = AF_UNIX;
       std::memcpy(to->sun_path, options.unix_socket.c_str(), options.unix_socket.size() + 1);
-      address_bytes_ = sizeof(sockaddr_un);
+      addresses_[0].bytes = sizeof(sockaddr_un);
+      count_ = 1;
       text_ = "unix:" + options.unix_socket;
       return;
     }
     text_ = options.host + ":" + std::to_string(options.port);
-    addrinfo hints{};
-    hints.ai_socktype = SOCK_STREAM;
-    addrinfo* found = nullptr;
-    const int status =
-        ::getaddrinfo(options.host.c_str(), std::to_string(options.port).c_str(), &hints, &found);
-    if (status != 0)
-      refuse("the host '" + options.host + "' is not known (" + ::gai_strerror(status) +
-             "); give its address instead, or correct the name");
-    std::memcpy(&address_, found->ai_addr, found->ai_addrlen);
-    address_bytes_ = found->ai_addrlen;
-    ::freeaddrinfo(found);
+    for (std::size_t at = 0; at <= options.host.size();) {
+      const std::size_t end = std::min(options.host.find(',', at), options.host.size());
+      const std::string name = options.host.substr(at, end - at);
+      at = end + 1;
+      addrinfo hints{};
+      hints.ai_socktype = SOCK_STREAM;
+      addrinfo* found = nullptr;
+      const int status = ::getaddrinfo(name.c_str(), std::to_string(options.port).c_str(), &hints, &found);
+      if (status != 0)
+        refuse("the host '" + name + "' is not known (" + ::gai_strerror(status) +
+               "); give its address instead, or correct the name");
+      for (const addrinfo* each = found; each != nullptr && count_ < addresses_.size();
+           each = each->ai_next) {
+        std::memcpy(&addresses_[count_].of, each->ai_addr, each->ai_addrlen);
+        addresses_[count_++].bytes = each->ai_addrlen;
+      }
+      ::freeaddrinfo(found);
+    }
   }
   redis_connection(const redis_connection&) = delete;
   redis_connection& operator=(const redis_connection&) = delete;
   ~redis_connection() { close(); }
 
-  /// Begins to connect. @return 0 or errno.
+  /// Begins to connect: to the address of the last connection from which something came, else to the next
+  /// one.
+  /// @return 0 or errno.
   [[nodiscard]] int open() noexcept {
     close();
-    socket_ = ::socket(address_.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (tried_ != 0) next_ = (next_ + 1) % count_;
+    ++tried_;
+    const address_of& to = addresses_[next_];
+    socket_ = ::socket(to.of.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (socket_ < 0) return errno;
-    if (address_.ss_family != AF_UNIX) {
+    if (to.of.ss_family != AF_UNIX) {
       const int on = 1;
       ::setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     }
-    if (::connect(socket_, reinterpret_cast<const sockaddr*>(&address_), address_bytes_) != 0 &&
+    if (::connect(socket_, reinterpret_cast<const sockaddr*>(&to.of), to.bytes) != 0 &&
         errno != EINPROGRESS) {
       const int why = errno;
       close();
@@ -115,6 +129,12 @@ class redis_connection {
     is_whole_ = true;
   }
   [[nodiscard]] bool is_open() const noexcept { return socket_ >= 0; }
+  /// Returns whether the server has other addresses that were not tried since something came from it.
+  [[nodiscard]] bool has_other_address() noexcept {
+    if (tried_ != 0 && tried_ < count_) return true;
+    tried_ = tried_ == 0 ? 0 : 1;  // the next `open` begins a new round
+    return false;
+  }
   [[nodiscard]] const std::string& address() const noexcept LLMMEM_LIFETIMEBOUND { return text_; }
 
   /// Begins a command of `count` arguments, its name included: `argument` adds each.
@@ -156,6 +176,7 @@ class redis_connection {
       if (count == 0) return ECONNRESET;
       if (count < 0) return errno == EAGAIN || errno == EINTR ? 0 : errno;
       has_read = true;
+      tried_ = 0;
       if (redisReaderFeed(reader_.get(), bytes.data(), static_cast<std::size_t>(count)) != REDIS_OK)
         return EPROTO;
       if (static_cast<std::size_t>(count) < bytes.size()) return 0;
@@ -216,8 +237,14 @@ class redis_connection {
   }
 
   std::size_t max_reply_bytes_;
-  sockaddr_storage address_{};
-  socklen_t address_bytes_ = 0;
+  struct address_of {
+    sockaddr_storage of{};
+    socklen_t bytes = 0;
+  };
+  std::array<address_of, 8> addresses_{};
+  std::size_t count_ = 0;
+  std::size_t next_ = 0;   // the address of this connection
+  std::size_t tried_ = 0;  // connections since something came
   std::string text_;
   int socket_ = -1;
   std::unique_ptr<redisReader, reader_deleter> reader_;

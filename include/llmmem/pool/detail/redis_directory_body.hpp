@@ -84,6 +84,13 @@ void redis_directory::open(Link& link, std::uint64_t now) noexcept {
   }
 }
 
+/// Doubles a time between attempts, from `retry_ns` up to 16 times that.
+inline std::uint64_t redis_directory::next_wait(std::uint64_t& wait) const noexcept {
+  constexpr std::uint64_t most = ~std::uint64_t{0} / 64;
+  const std::uint64_t first = options_.retry_ns < most ? options_.retry_ns : most;
+  return wait = wait == 0 ? first : wait < first * 16 ? wait * 2 : wait;
+}
+
 /// @param code  `errc::ok`: this node closes the connection itself.
 template <class Link>
 void redis_directory::lose(Link& link, error_code code, std::uint64_t index,
@@ -94,13 +101,15 @@ void redis_directory::lose(Link& link, error_code code, std::uint64_t index,
   is_up_ = is_owner_ = false;
   if (code != errc::ok) {
     ++counted_.losses;
-    is_down_ = true;
     refuse(code, index, words);
     const std::uint64_t now = link.now_ns();
-    constexpr std::uint64_t most = ~std::uint64_t{0} / 64;
-    const std::uint64_t first = options_.retry_ns < most ? options_.retry_ns : most;
-    retry_wait_ = retry_wait_ == 0 ? first : retry_wait_ < first * 16 ? retry_wait_ * 2 : retry_wait_;
-    retry_at_ = now + retry_wait_;
+    if (code == errc::directory_unreachable && connection_.has_other_address()) {
+      retry_at_ = now;
+    } else {
+      is_down_ = true;
+      const std::uint64_t wait = next_wait(retry_wait_);
+      retry_at_ = wait > ~std::uint64_t{0} - now ? ~std::uint64_t{0} : now + wait;
+    }
   }
   for (std::uint32_t slot = 0; slot < questions_.size(); ++slot) {
     if (questions_[slot].is_open) release(link, slot, true);
@@ -136,6 +145,10 @@ void redis_directory::progress(Link& link) noexcept {
   if (is_up_ && suspect_count_ != 0 && looked_at_ == 0 && has_space() && !connection_.is_half_full()) {
     look();
     looked_at_ = suspect_count_;
+  }
+  if (is_up_ && announce_at_ != 0 && now >= announce_at_) {
+    announce_at_ = 0;
+    change_keeper(link);
   }
   has_looked_ = false;
   if (!connection_.has_output()) return;
@@ -191,6 +204,10 @@ bool redis_directory::take(Link& link, const sent_command& of, const redisReply&
     ++counted_.refused_commands;
     refuse(errc::directory_refused, 0, words);
     if (of.what == command::find) take_found(link, of, reply);
+    // A full server, one that loads its file, a replica: later it takes what it refuses now. A key of another
+    // type stays.
+    if (of.what == command::write && !words.starts_with("WRONGTYPE") && announce_at_ == 0)
+      announce_at_ = link.now_ns() + next_wait(announce_wait_);
     // Without a name or a look at the others' there is no directory; a span's key may be damaged alone.
     const bool is_alone = of.what == command::find || of.what == command::write || of.what == command::repair;
     if (!is_alone) lose(link, errc::directory_refused, 0, words);
@@ -265,8 +282,14 @@ void redis_directory::come_up(Link& link) noexcept {
   if (!is_contested_) why_ = {};
   is_up_ = true;
   is_down_ = false;
-  retry_wait_ = 0;
+  retry_wait_ = announce_wait_ = announce_at_ = 0;
   renew_at_ = link.now_ns() + options_.lifetime_ns / 3;
+  change_keeper(link);
+}
+
+/// Lets the pool announce everything again.
+template <class Link>
+void redis_directory::change_keeper(Link& link) noexcept {
   if (++generation_ == pool::no_keeper) generation_ = 1;
   link.on_keepers_changed();
 }
