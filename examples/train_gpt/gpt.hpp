@@ -22,6 +22,7 @@
 #include "train_gpt/adafactor_update.hpp"
 #include "train_gpt/exact_math.hpp"
 #include "train_gpt/host_values.hpp"
+#include "train_gpt/layer_parts.hpp"
 #include "train_gpt/matrix.hpp"
 #include "train_gpt/muon_update.hpp"
 #include "train_gpt/shape.hpp"
@@ -57,6 +58,7 @@ class gpt {
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
       parameters_.push_back(parameter_layout(shape, shape.layer(layer)));
       activations_.push_back(activation_layout(shape, shape.layer(layer)));
+      parts_.push_back(layer == 0 ? std::vector<layer_part>{} : operator_parts(shape, shape.layer(layer), 1));
     }
   }
 
@@ -118,10 +120,8 @@ class gpt {
   /// Fills a record from its input. Accesses only the record and scratch memory, so that it may be repeated
   /// at any time.
   void fill(layer_id layer, std::span<const T> weights, std::span<T> record) noexcept {
-    if (layer == shape_.head()) {
-      fill_head(weights, record);
-    } else {
-      fill_block(layer, weights, record);
+    for (const layer_part& part : parts_[to_index(layer)]) {
+      if (!is_output(shape_, part)) forward_part(part, weights.subspan(part.first, part.elements), record);
     }
   }
 
@@ -134,11 +134,23 @@ class gpt {
   }
 
   /// Sets the residual stream to the output of a block with a filled record.
-  void advance(layer_id block, std::span<const T> weights, std::span<const T> record) noexcept {
-    const layer_view<const T> of(weights, parameters(block));
-    const layer_view<const T> saved(record, activations(block));
-    affine(stream(), saved[block_activation::activated], of[block_tensor::contract_weight],
-           of[block_tensor::contract_bias].data, saved[block_activation::middle]);
+  void advance(layer_id block, std::span<const T> weights, std::span<T> record) noexcept {
+    for (const layer_part& part : parts_[to_index(block)]) {
+      if (is_output(shape_, part)) forward_part(part, weights.subspan(part.first, part.elements), record);
+    }
+  }
+
+  /// `fill` and `advance` by the parts of a layer (`operator_parts`), in their order, each with its weights
+  /// alone. Those that are no output may be repeated.
+  void forward_part(const layer_part& part, std::span<const T> weights, std::span<T> record) noexcept {
+    if (part.is_whole()) {
+      fill(part.layer, weights, record);
+      if (part.layer != shape_.head()) advance(part.layer, weights, record);
+    } else if (part.layer == shape_.head()) {
+      forward_head(part, weights, record);
+    } else {
+      forward_block(part, weights, record);
+    }
   }
 
   /// The mean over all tokens of -ln(probability of the target), from the head's record; summed in double
@@ -163,57 +175,23 @@ class gpt {
   void scale_loss(T scale) noexcept { loss_scale_ = scale; }
   void head_backward(std::span<const std::uint8_t> targets, std::span<const T> weights,
                      std::span<const T> record, std::span<T> gradients) noexcept {
-    const layer_layout& layout = parameters(shape_.head());
-    const layer_view<const T> of(weights, layout);
-    const layer_view<T> to(gradients, layout);
-    const layer_view<const T> saved(record, activations(shape_.head()));
-    const auto probabilities = saved[head_activation::probabilities];
-    const matrix<T> logits = wide(vocabulary);
-    const T share = loss_scale_ / static_cast<T>(shape_.tokens());
-    team_->slices(logits.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
-      for (std::size_t i = first; i < end; ++i) {
-        for (std::size_t j = 0; j < vocabulary; ++j)
-          logits.row(i)[j] = probabilities.row(i)[j] * share;
-        logits.row(i)[targets[i]] -= share;
-      }
-    });
-    product(to[head_tensor::weight], saved[head_activation::norm].transposed(), logits);
-    product(narrow(), logits, of[head_tensor::weight].transposed());
-    fill_zero(gradient());
-    norm_backward(narrow(), saved[head_activation::input], saved[head_activation::norm_statistics],
-                  of[head_tensor::norm_scale].data, to[head_tensor::norm_scale].data,
-                  to[head_tensor::norm_shift].data);
+    backward_all(shape_.head(), targets, weights, record, gradients);
   }
-
   void block_backward(layer_id block, std::span<const T> weights, std::span<const T> record,
                       std::span<T> gradients) noexcept {
-    using enum block_tensor;
-    const layer_view<const T> of(weights, parameters(block));
-    const layer_view<T> to(gradients, parameters(block));
-    const layer_view<const T> saved(record, activations(block));
-    const matrix<T> out = gradient();  // of the block's output, then of `middle`, then of its input
-
-    const matrix<T> inner = wide(shape_.inner());
-    product(to[contract_weight], saved[block_activation::activated].transposed(), out);
-    column_sums(to[contract_bias].data, out);
-    product(inner, out, of[contract_weight].transposed());
-    gelu_backward(inner, saved[block_activation::expanded]);
-    product(to[expand_weight], saved[block_activation::norm2].transposed(), inner);
-    column_sums(to[expand_bias].data, inner);
-    product(narrow(), inner, of[expand_weight].transposed());
-    norm_backward(narrow(), saved[block_activation::middle], saved[block_activation::norm2_statistics],
-                  of[norm2_scale].data, to[norm2_scale].data, to[norm2_shift].data);
-
-    const matrix<T> qkv = wide(3 * shape_.width);
-    product(to[project_weight], saved[block_activation::attended].transposed(), out);
-    column_sums(to[project_bias].data, out);
-    product(narrow(), out, of[project_weight].transposed());
-    attention_backward(qkv, narrow(), saved[block_activation::qkv], saved[block_activation::probabilities]);
-    product(to[qkv_weight], saved[block_activation::norm1].transposed(), qkv);
-    column_sums(to[qkv_bias].data, qkv);
-    product(narrow(), qkv, of[qkv_weight].transposed());
-    norm_backward(narrow(), saved[block_activation::input], saved[block_activation::norm1_statistics],
-                  of[norm1_scale].data, to[norm1_scale].data, to[norm1_shift].data);
+    backward_all(block, {}, weights, record, gradients);
+  }
+  /// The same by the parts of a layer, in the reverse of their order, each with its weights and gradients
+  /// alone.
+  void backward_part(const layer_part& part, std::span<const std::uint8_t> targets,
+                     std::span<const T> weights, std::span<const T> record, std::span<T> gradients) noexcept {
+    if (part.is_whole()) {
+      backward_all(part.layer, targets, weights, record, gradients);
+    } else if (part.layer == shape_.head()) {
+      backward_head(part, targets, weights, record, gradients);
+    } else {
+      backward_block(part, weights, record, gradients);
+    }
   }
 
   void embed_backward(std::span<const std::uint8_t> tokens, std::span<T> gradients) noexcept {
@@ -272,35 +250,173 @@ class gpt {
   }
   /// @}
 
-  void fill_block(layer_id block, std::span<const T> weights, std::span<T> record) noexcept {
-    using enum block_tensor;
-    const layer_view<const T> of(weights, parameters(block));
-    const layer_view<T> saved(record, activations(block));
-    norm(saved[block_activation::norm1], saved[block_activation::norm1_statistics],
-         saved[block_activation::input], of[norm1_scale].data, of[norm1_shift].data);
-    affine(saved[block_activation::qkv], saved[block_activation::norm1], of[qkv_weight], of[qkv_bias].data);
-    attend(saved[block_activation::attended], saved[block_activation::probabilities],
-           saved[block_activation::qkv]);
-    affine(saved[block_activation::middle], saved[block_activation::attended], of[project_weight],
-           of[project_bias].data, saved[block_activation::input]);
-    norm(saved[block_activation::norm2], saved[block_activation::norm2_statistics],
-         saved[block_activation::middle], of[norm2_scale].data, of[norm2_shift].data);
-    affine(saved[block_activation::expanded], saved[block_activation::norm2], of[expand_weight],
-           of[expand_bias].data);
-    gelu(saved[block_activation::activated], saved[block_activation::expanded]);
+  /// The rows of a part as a matrix.
+  template <class V>
+  [[nodiscard]] matrix<V> rows_of(const layer_part& part, std::span<V> values) const noexcept {
+    return as_matrix(values, parameters(part.layer).tensors[part.tensor].columns);
+  }
+  /// The columns of `all` that the part's rows are multiplied by.
+  template <class V>
+  [[nodiscard]] static matrix<V> inputs_of(const layer_part& part, matrix<V> all) noexcept {
+    return all.part(0, all.rows, part.first_row, part.rows);
   }
 
-  void fill_head(std::span<const T> weights, std::span<T> record) noexcept {
-    const layer_view<const T> of(weights, parameters(shape_.head()));
+  void forward_block(const layer_part& part, std::span<const T> weights, std::span<T> record) noexcept {
+    using enum block_tensor;
+    using enum block_activation;
+    const layer_view<T> saved(record, activations(part.layer));
+    const auto multiply = [&](matrix<T> y, matrix<const T> x) {
+      add_product(y, inputs_of(part, x), rows_of(part, weights));
+    };
+    switch (static_cast<block_tensor>(part.tensor)) {
+      case norm1_scale:
+        norm(saved[norm1], saved[norm1_statistics], saved[input], weights.data(),
+             weights.data() + shape_.width);
+        break;
+      case qkv_bias:
+        set_rows(saved[qkv], weights.data());
+        break;
+      case qkv_weight:
+        multiply(saved[qkv], saved[norm1]);
+        if (part.ends_tensor) attend(saved[attended], saved[probabilities], saved[qkv]);
+        break;
+      case project_bias:
+        set_rows(saved[middle], weights.data(), saved[input]);
+        break;
+      case project_weight:
+        multiply(saved[middle], saved[attended]);
+        break;
+      case norm2_scale:
+        norm(saved[norm2], saved[norm2_statistics], saved[middle], weights.data(),
+             weights.data() + shape_.width);
+        break;
+      case expand_bias:
+        set_rows(saved[expanded], weights.data());
+        break;
+      case expand_weight:
+        multiply(saved[expanded], saved[norm2]);
+        if (part.ends_tensor) gelu(saved[activated], saved[expanded]);
+        break;
+      case contract_bias:
+        set_rows(stream(), weights.data(), saved[middle]);
+        break;
+      case contract_weight:
+        multiply(stream(), saved[activated]);
+        break;
+      case norm1_shift:  // with the scale
+      case norm2_shift:
+        break;
+    }
+  }
+
+  void forward_head(const layer_part& part, std::span<const T> weights, std::span<T> record) noexcept {
     const layer_view<T> saved(record, activations(shape_.head()));
-    norm(saved[head_activation::norm], saved[head_activation::norm_statistics], saved[head_activation::input],
-         of[head_tensor::norm_scale].data, of[head_tensor::norm_shift].data);
+    if (static_cast<head_tensor>(part.tensor) == head_tensor::norm_scale) {
+      norm(saved[head_activation::norm], saved[head_activation::norm_statistics],
+           saved[head_activation::input], weights.data(), weights.data() + shape_.width);
+      return;
+    }
     const matrix<T> logits = saved[head_activation::probabilities];
-    product(logits, saved[head_activation::norm], of[head_tensor::weight]);
+    if (part.first_row == 0) fill_zero(logits);
+    add_product(logits, inputs_of(part, matrix<const T>(saved[head_activation::norm])),
+                rows_of(part, weights));
+    if (!part.ends_tensor) return;
     team_->slices(logits.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
       for (std::size_t i = first; i < end; ++i)
         softmax(logits.row(i), vocabulary, 1);
     });
+  }
+
+  void backward_all(layer_id layer, std::span<const std::uint8_t> targets, std::span<const T> weights,
+                    std::span<const T> record, std::span<T> gradients) noexcept {
+    const std::vector<layer_part>& parts = parts_[to_index(layer)];
+    for (auto part = parts.rbegin(); part != parts.rend(); ++part) {
+      backward_part(*part, targets, weights.subspan(part->first, part->elements), record,
+                    gradients.subspan(part->first, part->elements));
+    }
+  }
+
+  /// Gradients of a part's weights, and of their inputs.
+  void products_backward(const layer_part& part, matrix<const T> x, matrix<const T> out, matrix<T> inputs,
+                         std::span<const T> weights, std::span<T> gradients) noexcept {
+    product(rows_of(part, gradients), inputs_of(part, x).transposed(), out);
+    product(inputs_of(part, inputs), out, rows_of(part, weights).transposed());
+  }
+
+  void backward_head(const layer_part& part, std::span<const std::uint8_t> targets,
+                     std::span<const T> weights, std::span<const T> record, std::span<T> gradients) noexcept {
+    const layer_view<const T> saved(record, activations(shape_.head()));
+    const matrix<T> logits = wide(vocabulary);
+    if (static_cast<head_tensor>(part.tensor) == head_tensor::norm_scale) {
+      fill_zero(gradient());
+      norm_backward(narrow(), saved[head_activation::input], saved[head_activation::norm_statistics],
+                    weights.data(), gradients.data(), gradients.data() + shape_.width);
+      return;
+    }
+    if (part.ends_tensor) loss_backward(logits, saved[head_activation::probabilities], targets);
+    products_backward(part, saved[head_activation::norm], logits, narrow(), weights, gradients);
+  }
+
+  /// The gradients of logits.
+  void loss_backward(matrix<T> logits, matrix<const T> probabilities,
+                     std::span<const std::uint8_t> targets) noexcept {
+    const T share = loss_scale_ / static_cast<T>(shape_.tokens());
+    team_->slices(logits.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
+      for (std::size_t i = first; i < end; ++i) {
+        for (std::size_t j = 0; j < vocabulary; ++j)
+          logits.row(i)[j] = probabilities.row(i)[j] * share;
+        logits.row(i)[targets[i]] -= share;
+      }
+    });
+  }
+
+  void backward_block(const layer_part& part, std::span<const T> weights, std::span<const T> record,
+                      std::span<T> gradients) noexcept {
+    using enum block_tensor;
+    using enum block_activation;
+    const layer_view<const T> saved(record, activations(part.layer));
+    const matrix<T> out = gradient();  // of the block's output, then of `middle`, then of its input
+    const matrix<T> within = wide(shape_.inner());
+    const matrix<T> of_qkv = wide(3 * shape_.width);
+    switch (static_cast<block_tensor>(part.tensor)) {
+      case contract_weight:
+        products_backward(part, saved[activated], out, within, weights, gradients);
+        break;
+      case contract_bias:
+        column_sums(gradients.data(), out);
+        gelu_backward(within, saved[expanded]);
+        break;
+      case expand_weight:
+        products_backward(part, saved[norm2], within, narrow(), weights, gradients);
+        break;
+      case expand_bias:
+        column_sums(gradients.data(), within);
+        break;
+      case norm2_scale:
+        norm_backward(narrow(), saved[middle], saved[norm2_statistics], weights.data(), gradients.data(),
+                      gradients.data() + shape_.width);
+        break;
+      case project_weight:
+        products_backward(part, saved[attended], out, narrow(), weights, gradients);
+        break;
+      case project_bias:
+        column_sums(gradients.data(), out);
+        attention_backward(of_qkv, narrow(), saved[qkv], saved[probabilities]);
+        break;
+      case qkv_weight:
+        products_backward(part, saved[norm1], of_qkv, narrow(), weights, gradients);
+        break;
+      case qkv_bias:
+        column_sums(gradients.data(), of_qkv);
+        break;
+      case norm1_scale:
+        norm_backward(narrow(), saved[input], saved[norm1_statistics], weights.data(), gradients.data(),
+                      gradients.data() + shape_.width);
+        break;
+      case norm1_shift:  // with the scale
+      case norm2_shift:
+        break;
+    }
   }
 
   /// @name Products
@@ -315,10 +431,16 @@ class gpt {
     });
   }
 
-  /// y = added + bias + x w, or without `added` if it is omitted.
-  void affine(matrix<T> y, matrix<const T> x, matrix<const T> w, const T* bias,
-              matrix<const T> added = {}) noexcept {
+  /// y += a b.
+  void add_product(matrix<T> y, matrix<const T> a, matrix<const T> b) noexcept {
     team_->slices(y.rows, detail::tile_rows, [&](std::size_t first, std::size_t end, std::size_t worker) {
+      multiply_add(y.from_row(first, end), a.from_row(first, end), b, scratch(worker));
+    });
+  }
+
+  /// Sets each row to added + bias, or to the bias if `added` is omitted.
+  void set_rows(matrix<T> y, const T* bias, matrix<const T> added = {}) noexcept {
+    team_->slices(y.rows, detail::tile_rows, [&](std::size_t first, std::size_t end, std::size_t) {
       for (std::size_t i = first; i < end; ++i) {
         T* const row = y.row(i);
         if (added.data == nullptr) {
@@ -328,7 +450,6 @@ class gpt {
             row[j] = added.row(i)[j] + bias[j];
         }
       }
-      multiply_add(y.from_row(first, end), x.from_row(first, end), w, scratch(worker));
     });
   }
 
@@ -522,6 +643,7 @@ class gpt {
   host_values<T, Space> wide_values_;
   host_values<T, Space> scratch_values_;
   std::optional<host_values<T, Space>> update_values_{};
+  std::vector<std::vector<layer_part>> parts_;  // of blocks and head, each matrix in one tile
   std::vector<layer_layout> parameters_;
   std::vector<layer_layout> activations_;
 };
