@@ -69,6 +69,8 @@ template <class Buffer, class Schedule>
         {fmt::format("{} to {}", names[i], names[i + 1]), stats.moved.links[i].offload.bytes});
   }
   report.stall_seconds = static_cast<double>(stats.moved.stalls.total()) * 1e-9;
+  for (std::size_t i = 0; i < llmmem::stall_causes; ++i)
+    report.stalls[i] = static_cast<double>(stats.moved.stalls[static_cast<llmmem::stall_cause>(i)]) * 1e-9;
   if (schedule.has_plan()) {
     const llmmem::plan_iteration& planned = schedule.plan().steady;
     report.stall_lower_bound_seconds =
