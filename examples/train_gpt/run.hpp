@@ -119,7 +119,7 @@ template <class Trainer, class Memory, class Show, class Checkpoints>
   result.first_step = first;
   std::chrono::duration<double> training{0};
   const memory_report at_first = memory();
-  memory_report in_steps;
+  memory_report in_steps = at_first;
   for (std::uint64_t step = first; step <= steps; ++step) {
     const token_batch batch = text.batch(shape, seed, step);
     if (step < steps) {
@@ -145,7 +145,6 @@ template <class Trainer, class Memory, class Show, class Checkpoints>
   result.unsaved = checkpoints.finish();
   result.digest = trainer.digest();
   result.memory = memory();
-  if (in_steps.tiers.empty()) in_steps = at_first;  // no step
   result.memory.stall_seconds = in_steps.stall_seconds - at_first.stall_seconds;
   for (std::size_t i = 0; i < llmmem::stall_causes; ++i)
     result.memory.stalls[i] = in_steps.stalls[i] - at_first.stalls[i];

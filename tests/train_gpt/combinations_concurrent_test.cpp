@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "refit/application.hpp"
+#include "refit/saved_run.hpp"
 #include "support/program_run.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
@@ -770,4 +772,107 @@ TEST_CASE("the loss scale grows, and its count of clean steps is in the checkpoi
     CHECK(json["loss_scale"] == 2048);
     CHECK(json["digest"] == grown["digest"]);
   }
+}
+
+namespace {
+
+/// Trains two steps on two ranks, or as `more` says, and saves them.
+void save_run(const std::string& folder, const arguments& more) {
+  arguments all{"--layers",         "2",   "--width",   "32",
+                "--heads",          "2",   "--context", "8",
+                "--batch",          "4",   "--steps",   "2",
+                "--threads",        "1",   "--text",    LLMMEM_SOURCE_DIR "/README.md",
+                "--checkpoint-dir", folder};
+  all.insert(all.end(), more.begin(), more.end());
+  const auto done =
+      run_captured([&](std::FILE* out, std::FILE* notes) { return run_application(all, out, notes); });
+  REQUIRE_MESSAGE(done.status == exit_status::success, done.notes);
+}
+
+outcome refit_program(const arguments& all) {
+  return run_captured(
+      [&](std::FILE* out, std::FILE* notes) { return refit_example::run_application(all, out, notes); });
+}
+
+}  // namespace
+
+TEST_CASE("engines take a run that train_gpt saved, to the same bits from any settings") {
+  const temporary_folder folder;
+  std::uint32_t bf16 = 0;
+  std::uint32_t codes = 0;
+  std::size_t saved = 0;
+  for (const arguments& more : std::vector<arguments>{
+           {"--ranks", "2"},
+           {"--ranks", "2", "--parallel", "zero3", "--tiles", "3"},
+           {"--ranks", "2", "--parallel", "zero1", "--memory", "tiered", "--budget-mib", "1", "--recompute",
+            "full"},
+           {"--ranks", "2", "--parallel", "zero3", "--memory", "tiered", "--budget-mib", "1", "--host-mib",
+            "1", "--gather-ahead", "1"},
+           {"--ranks", "2", "--parallel", "zero2", "--sums-in-flight", "1", "--clip-norm", "1e30"}}) {
+    const std::string name = folder.file("run" + std::to_string(saved++));
+    save_run(name, more);
+    for (const auto& [engines, form] :
+         {std::pair(1U, refit_example::weight_form::bf16), std::pair(2U, refit_example::weight_form::bf16),
+          std::pair(1U, refit_example::weight_form::int8)}) {
+      CAPTURE(engines);
+      const refit_example::saved_result result = refit_example::refit_saved(name, engines, form);
+      CHECK(result.saved_by == 2);
+      CHECK(result.line.step == 2);
+      CHECK(result.line.wrong_tensors == 0);
+      CHECK(result.line.sent_bytes == 0);
+      CHECK(result.line.loss > 4);
+      if (engines != 1) continue;
+      std::uint32_t& known = form == refit_example::weight_form::bf16 ? bf16 : codes;
+      if (saved == 1) known = result.checksum;
+      CHECK(result.checksum == known);
+    }
+  }
+  CHECK(bf16 != codes);
+  // Of workers that train apart, the first one's; of another run, other weights.
+  save_run(folder.file("apart"), {"--workers", "2", "--local-steps", "2", "--optimizer", "sgd"});
+  const refit_example::saved_result apart =
+      refit_example::refit_saved(folder.file("apart"), 1, refit_example::weight_form::bf16);
+  CHECK(apart.line.wrong_tensors == 0);
+  CHECK(apart.checksum != bf16);
+
+  const auto json = nlohmann::json::parse(
+      refit_program({"--from", folder.file("run3"), "--engines", "2", "--form", "bf16", "--json"}).out);
+  CHECK(json["wrong_tensors"] == 0);
+  CHECK(json["saved_by"] == 2);
+  CHECK(json["step"] == 2);
+  CHECK(json["image_bytes"].get<std::uint64_t>() > 0);
+}
+
+TEST_CASE("a folder that cannot be an engine's source is refused with the reason") {
+  const temporary_folder folder;
+  const auto refused = [](const arguments& all, const char* why, exit_status status) {
+    const outcome done = refit_program(all);
+    CAPTURE(done.notes);
+    CHECK(done.status == status);
+    CHECK(done.notes.find(why) != done.notes.npos);
+  };
+  std::filesystem::create_directory(folder.file("empty"));
+  refused({"--from", folder.file("empty")}, "has no complete checkpoint", exit_status::failure);
+  refused({"--from", folder.file("empty"), "--steps", "2"}, "--from takes weights that are trained",
+          exit_status::wrong_usage);
+  using llmmem::refit_bands;
+  const refit_example::engine_model engine = refit_example::engine_of(
+      std::vector<llmmem::refit_tensor>{
+          {.name = "worker1.ln_f.bias", .shape = llmmem::tensor_shape::vector(8)},
+          {.name = "h.0.attn.c_attn.weight", .shape = llmmem::tensor_shape::matrix(8, 24)},
+          {.name = "h.0.attn.c_attn.bias", .shape = llmmem::tensor_shape::vector(24)}},
+      refit_example::weight_form::bf16);
+  REQUIRE(engine.rules.size() == 6);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const std::string part = std::string("h.0.attn.") + "qkv"[i];
+    CHECK(engine.rules[i].target == part + ".weight");
+    CHECK(engine.rules[i].from == refit_bands::columns(8 * i, 8));
+    CHECK(engine.rules[3 + i].target == part + ".bias");
+    CHECK(engine.rules[3 + i].from == refit_bands::rows(8 * i, 8));
+  }
+  CHECK_THROWS_WITH_AS(static_cast<void>(refit_example::engine_of(
+                           std::vector<llmmem::refit_tensor>{{.name = "mean.h.0.ln_1.weight"}},
+                           refit_example::weight_form::bf16)),
+                       "refit: the checkpoint has no weights with the names that train_gpt gives",
+                       llmmem::argument_error);
 }
