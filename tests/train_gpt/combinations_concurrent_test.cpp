@@ -830,10 +830,10 @@ TEST_CASE("engines take a run that train_gpt saved, to the same bits from any se
   CHECK(bf16 != codes);
   // Of workers that train apart, the first one's; of another run, other weights.
   save_run(folder.file("apart"), {"--workers", "2", "--local-steps", "2", "--optimizer", "sgd"});
-  const refit_example::saved_result apart =
+  const refit_example::saved_result of_first =
       refit_example::refit_saved(folder.file("apart"), 1, refit_example::weight_form::bf16);
-  CHECK(apart.line.wrong_tensors == 0);
-  CHECK(apart.checksum != bf16);
+  CHECK(of_first.line.wrong_tensors == 0);
+  CHECK(of_first.checksum != bf16);
 
   const auto json = nlohmann::json::parse(
       refit_program({"--from", folder.file("run3"), "--engines", "2", "--form", "bf16", "--json"}).out);
