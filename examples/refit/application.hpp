@@ -18,6 +18,7 @@
 #include "common/standard_streams.hpp"
 #include "common/text.hpp"
 #include "refit/job.hpp"
+#include "refit/saved_run.hpp"
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/training_text.hpp"
 
@@ -29,6 +30,7 @@ using example::usage_error;
 struct command_line {
   job_options job;
   std::optional<std::string> text;
+  std::optional<std::string> from;  ///< a folder of checkpoints, in place of training
   bool prints_plan = false;
   bool json = false;
 };
@@ -55,9 +57,20 @@ struct command_line {
   app.add_option("--send", sends, "changes (default), all")->type_name("WHAT");
   app.add_option("--text", asked.text, "what to train on (default: that of train_gpt)")->type_name("FILE");
   app.add_option("--seed", seed, "of weights and batches (default: 1)")->type_name("N");
+  app.add_option(
+         "--from", asked.from,
+         "take the weights of the newest checkpoint that train_gpt --checkpoint-dir saved here, and train "
+         "nothing")
+      ->type_name("DIR");
   app.add_flag("--plan", asked.prints_plan, "the bytes of each link on standard error");
   app.add_flag("--json", asked.json, "JSON on standard output, all else on standard error");
   if (auto help = example::parse(app, std::move(arguments))) return {asked, std::move(help)};
+  const bool trains = trainers || steps || every || blocks || width || seed || rate || sends || asked.text;
+  if (asked.from && trains) {
+    throw usage_error(
+        "--from takes weights that are trained: --engines, --form, --plan and --json go with it; leave the "
+        "other options out");
+  }
   const auto count = [](const char* option, const std::optional<std::string>& text, std::uint64_t least,
                         std::uint64_t most, auto& into) {
     if (!text) return;
@@ -122,7 +135,34 @@ struct command_line {
 
 namespace detail {
 
+inline void refit_from(const command_line& asked, std::FILE* out, std::FILE* notes) {
+  const saved_result result = refit_saved(*asked.from, asked.job.engines, asked.job.form);
+  if (asked.prints_plan) fmt::print(notes, "{}", result.plan);
+  const refit_line& line = result.line;
+  const auto bytes = [](std::uint64_t n) { return example::bytes_text(static_cast<double>(n)); };
+  example::write(
+      out,
+      asked.json
+          ? fmt::format(
+                R"({{"checkpoint": {}, "saved_by": {}, "step": {}, "loss": {:.6f}, "image_bytes": {}, )"
+                R"("elements_bytes": {}, "sent_bytes": {}, "checksum": "{:08x}", "wrong_tensors": {}}})"
+                "\n",
+                example::json_string(result.checkpoint), result.saved_by, line.step, line.loss,
+                result.image_bytes, line.elements_bytes, line.sent_bytes, result.checksum, line.wrong_tensors)
+          : fmt::format(
+                "{}: step {} of {} ranks, loss {:.4f}\n{} engines: a version {} on all of them, {} read, {} "
+                "sent, {} tensors wrong; checksum {:08x}\n",
+                result.checkpoint, line.step, result.saved_by, line.loss, asked.job.engines,
+                bytes(result.image_bytes), bytes(line.elements_bytes), bytes(line.sent_bytes),
+                line.wrong_tensors, result.checksum),
+      "standard output");
+  if (line.wrong_tensors != 0)
+    throw llmmem::error(
+        fmt::format("refit: {} tensors of the engines differ from the checkpoint's", line.wrong_tensors));
+}
+
 inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* notes) {
+  if (asked.from) return refit_from(asked, out, notes);
   train_gpt::named_text from = train_gpt::load_text(asked.text);
   const train_gpt::corpus text(from.name, std::move(from.text), asked.job.shape);
   const job_result result = run_job(asked.job, text);

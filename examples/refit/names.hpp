@@ -47,6 +47,17 @@ namespace detail {
   return split_axis::none;
 }
 
+/// A tensor of the engine: matrices whose columns are whole groups in the wanted form, all else as bf16.
+[[nodiscard]] inline llmmem::refit_tensor engine_tensor(std::string name, std::size_t rows,
+                                                        std::size_t columns, weight_form form) {
+  llmmem::refit_tensor tensor{.name = std::move(name), .shape = llmmem::tensor_shape::matrix(rows, columns)};
+  if (form != weight_form::bf16 && rows > 1 && columns % 32 == 0) {
+    tensor.element = form == weight_form::int8 ? llmmem::dtype::int8 : llmmem::dtype::fp8_e4m3;
+    tensor.group = 32;
+  }
+  return tensor;
+}
+
 }  // namespace detail
 
 [[nodiscard]] inline engine_model engine_of(const train_gpt::gpt_shape& shape, weight_form form) {
@@ -56,11 +67,7 @@ namespace detail {
     made.source.push_back({.name = each.name, .shape = each.shape, .element = dtype::f32});
   const auto add = [&](const std::string& layer, std::string name, std::size_t rows, std::size_t columns,
                        split_axis axis, const refit_bands& from) {
-    refit_tensor tensor{.name = std::move(name), .shape = tensor_shape::matrix(rows, columns)};
-    if (form != weight_form::bf16 && rows > 1 && columns % 32 == 0) {
-      tensor.element = form == weight_form::int8 ? dtype::int8 : dtype::fp8_e4m3;
-      tensor.group = 32;
-    }
+    refit_tensor tensor = detail::engine_tensor(std::move(name), rows, columns, form);
     made.rules.push_back({layer, tensor.name, from, {}});
     made.target.push_back(std::move(tensor));
     made.axes.push_back(axis);

@@ -285,9 +285,10 @@ class run_checkpoints {
     llmmem::load_checkpoint(
         storage, found, saved_.wanted,
         [&](std::uint32_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
-          const typename view_type::held_piece piece(*store_, saved_.wanted_places[tensor],
-                                                     lease_mode::read_write);
-          std::memcpy(piece.bytes.data() + offset, bytes.data(), bytes.size());
+          view_type::each_piece(*store_, saved_.wanted_places[tensor], offset, bytes.size(),
+                                lease_mode::read_write, [&](std::span<std::byte> piece, std::size_t at) {
+                                  std::memcpy(piece.data(), bytes.data() + at, piece.size());
+                                });
         },
         {.readers = IsConcurrent ? 2U : 1U, .sink = llmmem::sink_calls::by_readers});
   }

@@ -184,7 +184,7 @@ class chunk_state {
   using value_type = T;
 
   chunk_state(chunk_store& chunks, const gpt_shape& shape) : chunks_(&chunks), kinds_(state_kinds(shape)) {
-    for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
+    for (std::size_t layer = 0; layer < shape.parts(); ++layer) {
       for (std::size_t kind = 0; kind < kinds_; ++kind) {
         const std::size_t elements = state_layout(shape, shape.layer(layer), kind_at(shape, kind)).elements;
         pieces_.push_back({chunks.create(elements * sizeof(T)).value(), elements, {}});

@@ -64,6 +64,10 @@ class training_options {
            "factor of each row and column; or muon, for the matrices of blocks, with adamw for vectors, the "
            "embedding and the head")
         ->type_name("adamw|sgd|adafactor|muon");
+    number("--tiles",
+           "parts of each matrix of blocks and head, which are gathered, summed, updated and moved one at a "
+           "time; the figures do not depend on it; 0: whole layers",
+           0);
     app.add_option("--update", update_,
                    "when the optimizer changes weights (default: in_backward, layer by layer; the figures do "
                    "not depend on it)")
@@ -159,6 +163,7 @@ class training_options {
                                              all.shape.heads, all.shape.width, width));
     }
     read_memory(all);
+    read_tiles(all);
     read_checkpoints(all);
     read_parallel(all);
     read_recompute(all);
@@ -274,6 +279,27 @@ class training_options {
                                            : fmt::format("{} ranks of all --workers do", ranks);
       throw example::usage_error(fmt::format("{} not divide --batch {}; --batch {} would do", who,
                                              all.shape.batch, (all.shape.batch / ranks + 1) * ranks));
+    }
+  }
+
+  void read_tiles(command_line& all) const {
+    all.shape.tiles = static_cast<std::uint32_t>(count("--tiles", 0, 0, 16'384));
+    if (all.shape.tiles == 0) return;
+    if (all.shape.tiles > all.shape.width) {
+      throw example::usage_error(
+          fmt::format("--tiles {} of matrices with --width {} rows; each tile has at least one",
+                      all.shape.tiles, all.shape.width));
+    }
+    const bool is_muon = all.shape.optimizer == llmmem::optimizer_form::muon;
+    if (is_muon || all.shape.optimizer == llmmem::optimizer_form::adafactor) {
+      throw example::usage_error(
+          fmt::format("--optimizer {} works on whole matrices, which --tiles cuts; leave one of the two out",
+                      is_muon ? "muon" : "adafactor"));
+    }
+    if (wire_.rfind("topk:", 0) == 0) {
+      throw example::usage_error(
+          "--wire topk sends the largest gradients of each layer, and with --tiles would send those of each "
+          "tile, which are others; leave one of the two out");
     }
   }
 

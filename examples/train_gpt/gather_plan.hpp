@@ -12,18 +12,19 @@
 #include <string>
 #include <vector>
 
+#include "train_gpt/layer_parts.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/stores.hpp"
 
 namespace train_gpt {
 
-/// The layers as a catalogue: one tensor each, so that a layer is one range of the flat space.
+/// The pieces of the state as a catalogue: one tensor each, so that a layer is one range of the flat space.
 [[nodiscard]] inline std::vector<llmmem::tensor_facts> layer_catalogue(const gpt_shape& shape,
                                                                        std::uint32_t value_bytes) {
   std::vector<llmmem::tensor_facts> all;
-  for (std::size_t i = 0; i < shape.layers(); ++i) {
+  for (std::size_t i = 0; i < shape.parts(); ++i) {
     all.push_back({"layer " + std::to_string(i),
-                   llmmem::tensor_shape::vector(parameter_layout(shape, shape.layer(i)).elements),
+                   llmmem::tensor_shape::vector(part_elements(shape, static_cast<std::uint32_t>(i))),
                    value_bytes});
   }
   return all;
@@ -34,7 +35,7 @@ namespace train_gpt {
                                                                        state_kind kind,
                                                                        std::uint32_t value_bytes) {
   std::vector<llmmem::tensor_facts> all;
-  for (std::size_t i = 0; i < shape.layers(); ++i) {
+  for (std::size_t i = 0; i < shape.parts(); ++i) {
     all.push_back({"state of layer " + std::to_string(i),
                    llmmem::tensor_shape::vector(state_layout(shape, shape.layer(i), kind).elements),
                    value_bytes});

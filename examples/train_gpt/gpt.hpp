@@ -22,6 +22,8 @@
 #include "train_gpt/adafactor_update.hpp"
 #include "train_gpt/exact_math.hpp"
 #include "train_gpt/host_values.hpp"
+#include "train_gpt/layer_math.hpp"
+#include "train_gpt/layer_parts.hpp"
 #include "train_gpt/matrix.hpp"
 #include "train_gpt/muon_update.hpp"
 #include "train_gpt/shape.hpp"
@@ -43,20 +45,23 @@ namespace train_gpt {
 /// @par Errors          the constructor throws `argument_error` for an impossible shape, and `out_of_memory`
 ///                      if the space lacks the scratch memory; nothing else throws.
 template <std::floating_point T, llmmem::memory_space Space>
-class gpt {
+class gpt : layer_math<T> {
+  using math = layer_math<T>;
+
  public:
   gpt(const gpt_shape& shape, worker_team& team, Space& space)
-      : shape_(checked(shape)),
-        team_(&team),
+      : math(checked(shape), team),
         stream_values_(space, input_elements(shape)),
         gradient_values_(space, input_elements(shape)),
         narrow_values_(space, input_elements(shape)),
         wide_values_(space, wide_elements(shape)),
         scratch_values_(space, team.size() * scratch_elements(shape)) {
+    math::set_scratch(scratch_values_.values());
     if (update_elements(shape) != 0) update_values_.emplace(space, update_elements(shape));
     for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
       parameters_.push_back(parameter_layout(shape, shape.layer(layer)));
       activations_.push_back(activation_layout(shape, shape.layer(layer)));
+      parts_.push_back(layer == 0 ? std::vector<layer_part>{} : operator_parts(shape, shape.layer(layer), 1));
     }
   }
 
@@ -118,10 +123,8 @@ class gpt {
   /// Fills a record from its input. Accesses only the record and scratch memory, so that it may be repeated
   /// at any time.
   void fill(layer_id layer, std::span<const T> weights, std::span<T> record) noexcept {
-    if (layer == shape_.head()) {
-      fill_head(weights, record);
-    } else {
-      fill_block(layer, weights, record);
+    for (const layer_part& part : parts_[to_index(layer)]) {
+      if (!is_output(shape_, part)) forward_part(part, weights.subspan(part.first, part.elements), record);
     }
   }
 
@@ -134,11 +137,23 @@ class gpt {
   }
 
   /// Sets the residual stream to the output of a block with a filled record.
-  void advance(layer_id block, std::span<const T> weights, std::span<const T> record) noexcept {
-    const layer_view<const T> of(weights, parameters(block));
-    const layer_view<const T> saved(record, activations(block));
-    affine(stream(), saved[block_activation::activated], of[block_tensor::contract_weight],
-           of[block_tensor::contract_bias].data, saved[block_activation::middle]);
+  void advance(layer_id block, std::span<const T> weights, std::span<T> record) noexcept {
+    for (const layer_part& part : parts_[to_index(block)]) {
+      if (is_output(shape_, part)) forward_part(part, weights.subspan(part.first, part.elements), record);
+    }
+  }
+
+  /// `fill` and `advance` by the parts of a layer (`operator_parts`), in their order, each with its weights
+  /// alone. Those that are no output may be repeated.
+  void forward_part(const layer_part& part, std::span<const T> weights, std::span<T> record) noexcept {
+    if (part.is_whole()) {
+      fill(part.layer, weights, record);
+      if (part.layer != shape_.head()) advance(part.layer, weights, record);
+    } else if (part.layer == shape_.head()) {
+      forward_head(part, weights, record);
+    } else {
+      forward_block(part, weights, record);
+    }
   }
 
   /// The mean over all tokens of -ln(probability of the target), from the head's record; summed in double
@@ -163,57 +178,23 @@ class gpt {
   void scale_loss(T scale) noexcept { loss_scale_ = scale; }
   void head_backward(std::span<const std::uint8_t> targets, std::span<const T> weights,
                      std::span<const T> record, std::span<T> gradients) noexcept {
-    const layer_layout& layout = parameters(shape_.head());
-    const layer_view<const T> of(weights, layout);
-    const layer_view<T> to(gradients, layout);
-    const layer_view<const T> saved(record, activations(shape_.head()));
-    const auto probabilities = saved[head_activation::probabilities];
-    const matrix<T> logits = wide(vocabulary);
-    const T share = loss_scale_ / static_cast<T>(shape_.tokens());
-    team_->slices(logits.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
-      for (std::size_t i = first; i < end; ++i) {
-        for (std::size_t j = 0; j < vocabulary; ++j)
-          logits.row(i)[j] = probabilities.row(i)[j] * share;
-        logits.row(i)[targets[i]] -= share;
-      }
-    });
-    product(to[head_tensor::weight], saved[head_activation::norm].transposed(), logits);
-    product(narrow(), logits, of[head_tensor::weight].transposed());
-    fill_zero(gradient());
-    norm_backward(narrow(), saved[head_activation::input], saved[head_activation::norm_statistics],
-                  of[head_tensor::norm_scale].data, to[head_tensor::norm_scale].data,
-                  to[head_tensor::norm_shift].data);
+    backward_all(shape_.head(), targets, weights, record, gradients);
   }
-
   void block_backward(layer_id block, std::span<const T> weights, std::span<const T> record,
                       std::span<T> gradients) noexcept {
-    using enum block_tensor;
-    const layer_view<const T> of(weights, parameters(block));
-    const layer_view<T> to(gradients, parameters(block));
-    const layer_view<const T> saved(record, activations(block));
-    const matrix<T> out = gradient();  // of the block's output, then of `middle`, then of its input
-
-    const matrix<T> inner = wide(shape_.inner());
-    product(to[contract_weight], saved[block_activation::activated].transposed(), out);
-    column_sums(to[contract_bias].data, out);
-    product(inner, out, of[contract_weight].transposed());
-    gelu_backward(inner, saved[block_activation::expanded]);
-    product(to[expand_weight], saved[block_activation::norm2].transposed(), inner);
-    column_sums(to[expand_bias].data, inner);
-    product(narrow(), inner, of[expand_weight].transposed());
-    norm_backward(narrow(), saved[block_activation::middle], saved[block_activation::norm2_statistics],
-                  of[norm2_scale].data, to[norm2_scale].data, to[norm2_shift].data);
-
-    const matrix<T> qkv = wide(3 * shape_.width);
-    product(to[project_weight], saved[block_activation::attended].transposed(), out);
-    column_sums(to[project_bias].data, out);
-    product(narrow(), out, of[project_weight].transposed());
-    attention_backward(qkv, narrow(), saved[block_activation::qkv], saved[block_activation::probabilities]);
-    product(to[qkv_weight], saved[block_activation::norm1].transposed(), qkv);
-    column_sums(to[qkv_bias].data, qkv);
-    product(narrow(), qkv, of[qkv_weight].transposed());
-    norm_backward(narrow(), saved[block_activation::input], saved[block_activation::norm1_statistics],
-                  of[norm1_scale].data, to[norm1_scale].data, to[norm1_shift].data);
+    backward_all(block, {}, weights, record, gradients);
+  }
+  /// The same by the parts of a layer, in the reverse of their order, each with its weights and gradients
+  /// alone.
+  void backward_part(const layer_part& part, std::span<const std::uint8_t> targets,
+                     std::span<const T> weights, std::span<const T> record, std::span<T> gradients) noexcept {
+    if (part.is_whole()) {
+      backward_all(part.layer, targets, weights, record, gradients);
+    } else if (part.layer == shape_.head()) {
+      backward_head(part, targets, weights, record, gradients);
+    } else {
+      backward_block(part, weights, record, gradients);
+    }
   }
 
   void embed_backward(std::span<const std::uint8_t> tokens, std::span<T> gradients) noexcept {
@@ -239,7 +220,21 @@ class gpt {
   /// @}
 
  private:
-  static constexpr T norm_epsilon = T(1e-5);
+  using math::add_product;
+  using math::attend;
+  using math::attention_backward;
+  using math::column_sums;
+  using math::fill_zero;
+  using math::gelu;
+  using math::gelu_backward;
+  using math::norm;
+  using math::norm_backward;
+  using math::product;
+  using math::scratch_elements;
+  using math::set_rows;
+  using math::shape_;
+  using math::softmax;
+  using math::team_;
 
   [[nodiscard]] static const gpt_shape& checked(const gpt_shape& shape) {
     shape.validate();
@@ -262,259 +257,178 @@ class gpt {
   [[nodiscard]] static std::size_t update_elements(const gpt_shape& shape) {
     return (update_sum_bytes(shape) + muon_memory_bytes(shape)) / sizeof(T);
   }
-  /// For products, followed by a matrix of context by context.
-  [[nodiscard]] static constexpr std::size_t scratch_elements(const gpt_shape& shape) noexcept {
-    return product_scratch_elements + shape.context * shape.context;
-  }
-  [[nodiscard]] std::span<T> scratch(std::size_t worker) const noexcept {
-    const std::size_t each = scratch_elements(shape_);
-    return scratch_values_.values().subspan(worker * each, each);
-  }
   /// @}
 
-  void fill_block(layer_id block, std::span<const T> weights, std::span<T> record) noexcept {
-    using enum block_tensor;
-    const layer_view<const T> of(weights, parameters(block));
-    const layer_view<T> saved(record, activations(block));
-    norm(saved[block_activation::norm1], saved[block_activation::norm1_statistics],
-         saved[block_activation::input], of[norm1_scale].data, of[norm1_shift].data);
-    affine(saved[block_activation::qkv], saved[block_activation::norm1], of[qkv_weight], of[qkv_bias].data);
-    attend(saved[block_activation::attended], saved[block_activation::probabilities],
-           saved[block_activation::qkv]);
-    affine(saved[block_activation::middle], saved[block_activation::attended], of[project_weight],
-           of[project_bias].data, saved[block_activation::input]);
-    norm(saved[block_activation::norm2], saved[block_activation::norm2_statistics],
-         saved[block_activation::middle], of[norm2_scale].data, of[norm2_shift].data);
-    affine(saved[block_activation::expanded], saved[block_activation::norm2], of[expand_weight],
-           of[expand_bias].data);
-    gelu(saved[block_activation::activated], saved[block_activation::expanded]);
+  /// The rows of a part as a matrix.
+  template <class V>
+  [[nodiscard]] matrix<V> rows_of(const layer_part& part, std::span<V> values) const noexcept {
+    return as_matrix(values, parameters(part.layer).tensors[part.tensor].columns);
+  }
+  /// The columns of `all` that the part's rows are multiplied by.
+  template <class V>
+  [[nodiscard]] static matrix<V> inputs_of(const layer_part& part, matrix<V> all) noexcept {
+    return all.part(0, all.rows, part.first_row, part.rows);
   }
 
-  void fill_head(std::span<const T> weights, std::span<T> record) noexcept {
-    const layer_view<const T> of(weights, parameters(shape_.head()));
+  void forward_block(const layer_part& part, std::span<const T> weights, std::span<T> record) noexcept {
+    using enum block_tensor;
+    using enum block_activation;
+    const layer_view<T> saved(record, activations(part.layer));
+    const auto multiply = [&](matrix<T> y, matrix<const T> x) {
+      add_product(y, inputs_of(part, x), rows_of(part, weights));
+    };
+    switch (static_cast<block_tensor>(part.tensor)) {
+      case norm1_scale:
+        norm(saved[norm1], saved[norm1_statistics], saved[input], weights.data(),
+             weights.data() + shape_.width);
+        break;
+      case qkv_bias:
+        set_rows(saved[qkv], weights.data());
+        break;
+      case qkv_weight:
+        multiply(saved[qkv], saved[norm1]);
+        if (part.ends_tensor) attend(saved[attended], saved[probabilities], saved[qkv]);
+        break;
+      case project_bias:
+        set_rows(saved[middle], weights.data(), saved[input]);
+        break;
+      case project_weight:
+        multiply(saved[middle], saved[attended]);
+        break;
+      case norm2_scale:
+        norm(saved[norm2], saved[norm2_statistics], saved[middle], weights.data(),
+             weights.data() + shape_.width);
+        break;
+      case expand_bias:
+        set_rows(saved[expanded], weights.data());
+        break;
+      case expand_weight:
+        multiply(saved[expanded], saved[norm2]);
+        if (part.ends_tensor) gelu(saved[activated], saved[expanded]);
+        break;
+      case contract_bias:
+        set_rows(stream(), weights.data(), saved[middle]);
+        break;
+      case contract_weight:
+        multiply(stream(), saved[activated]);
+        break;
+      case norm1_shift:  // with the scale
+      case norm2_shift:
+        break;
+    }
+  }
+
+  void forward_head(const layer_part& part, std::span<const T> weights, std::span<T> record) noexcept {
     const layer_view<T> saved(record, activations(shape_.head()));
-    norm(saved[head_activation::norm], saved[head_activation::norm_statistics], saved[head_activation::input],
-         of[head_tensor::norm_scale].data, of[head_tensor::norm_shift].data);
+    if (static_cast<head_tensor>(part.tensor) == head_tensor::norm_scale) {
+      norm(saved[head_activation::norm], saved[head_activation::norm_statistics],
+           saved[head_activation::input], weights.data(), weights.data() + shape_.width);
+      return;
+    }
     const matrix<T> logits = saved[head_activation::probabilities];
-    product(logits, saved[head_activation::norm], of[head_tensor::weight]);
+    if (part.first_row == 0) fill_zero(logits);
+    add_product(logits, inputs_of(part, matrix<const T>(saved[head_activation::norm])),
+                rows_of(part, weights));
+    if (!part.ends_tensor) return;
     team_->slices(logits.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
       for (std::size_t i = first; i < end; ++i)
         softmax(logits.row(i), vocabulary, 1);
     });
   }
 
-  /// @name Products
-  /// @{
-
-  /// y = a b.
-  void product(matrix<T> y, matrix<const T> a, matrix<const T> b) noexcept {
-    team_->slices(y.rows, detail::tile_rows, [&](std::size_t first, std::size_t end, std::size_t worker) {
-      for (std::size_t i = first; i < end; ++i)
-        std::fill_n(y.row(i), y.columns, T{0});
-      multiply_add(y.from_row(first, end), a.from_row(first, end), b, scratch(worker));
-    });
+  void backward_all(layer_id layer, std::span<const std::uint8_t> targets, std::span<const T> weights,
+                    std::span<const T> record, std::span<T> gradients) noexcept {
+    const std::vector<layer_part>& parts = parts_[to_index(layer)];
+    for (auto part = parts.rbegin(); part != parts.rend(); ++part) {
+      backward_part(*part, targets, weights.subspan(part->first, part->elements), record,
+                    gradients.subspan(part->first, part->elements));
+    }
   }
 
-  /// y = added + bias + x w, or without `added` if it is omitted.
-  void affine(matrix<T> y, matrix<const T> x, matrix<const T> w, const T* bias,
-              matrix<const T> added = {}) noexcept {
-    team_->slices(y.rows, detail::tile_rows, [&](std::size_t first, std::size_t end, std::size_t worker) {
+  /// Gradients of a part's weights, and of their inputs.
+  void products_backward(const layer_part& part, matrix<const T> x, matrix<const T> out, matrix<T> inputs,
+                         std::span<const T> weights, std::span<T> gradients) noexcept {
+    product(rows_of(part, gradients), inputs_of(part, x).transposed(), out);
+    product(inputs_of(part, inputs), out, rows_of(part, weights).transposed());
+  }
+
+  void backward_head(const layer_part& part, std::span<const std::uint8_t> targets,
+                     std::span<const T> weights, std::span<const T> record, std::span<T> gradients) noexcept {
+    const layer_view<const T> saved(record, activations(shape_.head()));
+    const matrix<T> logits = wide(vocabulary);
+    if (static_cast<head_tensor>(part.tensor) == head_tensor::norm_scale) {
+      fill_zero(gradient());
+      norm_backward(gradient(), narrow(), saved[head_activation::input],
+                    saved[head_activation::norm_statistics], weights.data(), gradients.data(),
+                    gradients.data() + shape_.width);
+      return;
+    }
+    if (part.ends_tensor) loss_backward(logits, saved[head_activation::probabilities], targets);
+    products_backward(part, saved[head_activation::norm], logits, narrow(), weights, gradients);
+  }
+
+  /// The gradients of logits.
+  void loss_backward(matrix<T> logits, matrix<const T> probabilities,
+                     std::span<const std::uint8_t> targets) noexcept {
+    const T share = loss_scale_ / static_cast<T>(shape_.tokens());
+    team_->slices(logits.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
       for (std::size_t i = first; i < end; ++i) {
-        T* const row = y.row(i);
-        if (added.data == nullptr) {
-          std::copy_n(bias, y.columns, row);
-        } else {
-          for (std::size_t j = 0; j < y.columns; ++j)
-            row[j] = added.row(i)[j] + bias[j];
-        }
-      }
-      multiply_add(y.from_row(first, end), x.from_row(first, end), w, scratch(worker));
-    });
-  }
-
-  /// sums[j] = the sum of column j, in the order of the rows.
-  void column_sums(T* sums, matrix<const T> of) noexcept {
-    team_->slices(of.columns, 16, [&](std::size_t first, std::size_t end, std::size_t) {
-      std::fill(sums + first, sums + end, T{0});
-      for (std::size_t i = 0; i < of.rows; ++i) {
-        for (std::size_t j = first; j < end; ++j)
-          sums[j] += of.row(i)[j];
+        for (std::size_t j = 0; j < vocabulary; ++j)
+          logits.row(i)[j] = probabilities.row(i)[j] * share;
+        logits.row(i)[targets[i]] -= share;
       }
     });
   }
 
-  void fill_zero(matrix<T> y) noexcept {
-    for (std::size_t i = 0; i < y.rows; ++i)
-      std::fill_n(y.row(i), y.columns, T{0});
-  }
-  /// @}
-
-  /// @name Layer norm
-  /// `statistics` has each row's mean and the inverse of its standard deviation.
-  /// @{
-  void norm(matrix<T> y, matrix<T> statistics, matrix<const T> x, const T* scale, const T* shift) noexcept {
-    team_->slices(x.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
-      const T share = 1 / static_cast<T>(x.columns);
-      for (std::size_t i = first; i < end; ++i) {
-        const T* const from = x.row(i);
-        T* const to = y.row(i);
-        const T mean = ordered_sum<T>(x.columns, [&](std::size_t c) { return from[c]; }) * share;
-        const T variance =
-            ordered_sum<T>(x.columns, [&](std::size_t c) { return (from[c] - mean) * (from[c] - mean); }) *
-            share;
-        const T inverse = 1 / std::sqrt(variance + norm_epsilon);
-        for (std::size_t c = 0; c < x.columns; ++c)
-          to[c] = (from[c] - mean) * inverse * scale[c] + shift[c];
-        statistics.row(i)[0] = mean;
-        statistics.row(i)[1] = inverse;
-      }
-    });
-  }
-
-  /// Adds the gradient of the norm's input to `gradient()`, and writes those of its scale and shift.
-  void norm_backward(matrix<const T> out, matrix<const T> x, matrix<const T> statistics, const T* scale,
-                     T* to_scale, T* to_shift) noexcept {
-    const matrix<T> to = gradient();
-    team_->slices(x.columns, 16, [&](std::size_t first, std::size_t end, std::size_t) {
-      std::fill(to_scale + first, to_scale + end, T{0});
-      std::fill(to_shift + first, to_shift + end, T{0});
-      for (std::size_t i = 0; i < x.rows; ++i) {
-        const T mean = statistics.row(i)[0];
-        const T inverse = statistics.row(i)[1];
-        for (std::size_t c = first; c < end; ++c) {
-          to_scale[c] += out.row(i)[c] * ((x.row(i)[c] - mean) * inverse);
-          to_shift[c] += out.row(i)[c];
-        }
-      }
-    });
-    team_->slices(x.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
-      const T share = 1 / static_cast<T>(x.columns);
-      for (std::size_t i = first; i < end; ++i) {
-        const T mean = statistics.row(i)[0];
-        const T inverse = statistics.row(i)[1];
-        const T* const from = x.row(i);
-        const T* const dy = out.row(i);
-        T* const dx = to.row(i);
-        const T sum = ordered_sum<T>(x.columns, [&](std::size_t c) { return dy[c] * scale[c]; }) * share;
-        const T along =
-            ordered_sum<T>(x.columns,
-                           [&](std::size_t c) { return dy[c] * scale[c] * ((from[c] - mean) * inverse); }) *
-            share;
-        for (std::size_t c = 0; c < x.columns; ++c)
-          dx[c] += (dy[c] * scale[c] - sum - (from[c] - mean) * inverse * along) * inverse;
-      }
-    });
-  }
-  /// @}
-
-  /// @name GELU
-  /// x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
-  /// @{
-  static constexpr T gelu_rate = T(0.7978845608028654);
-  static constexpr T gelu_cubic = T(0.044715);
-
-  void gelu(matrix<T> y, matrix<const T> x) noexcept {
-    team_->slices(x.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
-      for (std::size_t i = first * x.columns; i < end * x.columns; ++i) {
-        const T v = x.data[i];
-        y.data[i] = T(0.5) * v * (1 + exact_tanh(gelu_rate * (v + gelu_cubic * v * v * v)));
-      }
-    });
+  void backward_block(const layer_part& part, std::span<const T> weights, std::span<const T> record,
+                      std::span<T> gradients) noexcept {
+    using enum block_tensor;
+    using enum block_activation;
+    const layer_view<const T> saved(record, activations(part.layer));
+    const matrix<T> out = gradient();  // of the block's output, then of `middle`, then of its input
+    const matrix<T> within = wide(shape_.inner());
+    const matrix<T> of_qkv = wide(3 * shape_.width);
+    switch (static_cast<block_tensor>(part.tensor)) {
+      case contract_weight:
+        products_backward(part, saved[activated], out, within, weights, gradients);
+        break;
+      case contract_bias:
+        column_sums(gradients.data(), out);
+        gelu_backward(within, saved[expanded]);
+        break;
+      case expand_weight:
+        products_backward(part, saved[norm2], within, narrow(), weights, gradients);
+        break;
+      case expand_bias:
+        column_sums(gradients.data(), within);
+        break;
+      case norm2_scale:
+        norm_backward(gradient(), narrow(), saved[middle], saved[norm2_statistics], weights.data(),
+                      gradients.data(), gradients.data() + shape_.width);
+        break;
+      case project_weight:
+        products_backward(part, saved[attended], out, narrow(), weights, gradients);
+        break;
+      case project_bias:
+        column_sums(gradients.data(), out);
+        attention_backward(of_qkv, narrow(), saved[qkv], saved[probabilities]);
+        break;
+      case qkv_weight:
+        products_backward(part, saved[norm1], of_qkv, narrow(), weights, gradients);
+        break;
+      case qkv_bias:
+        column_sums(gradients.data(), of_qkv);
+        break;
+      case norm1_scale:
+        norm_backward(gradient(), narrow(), saved[input], saved[norm1_statistics], weights.data(),
+                      gradients.data(), gradients.data() + shape_.width);
+        break;
+      case norm1_shift:  // with the scale
+      case norm2_shift:
+        break;
+    }
   }
 
-  /// Turns the gradient of GELU's output into that of its input `x`.
-  void gelu_backward(matrix<T> gradient, matrix<const T> x) noexcept {
-    team_->slices(x.rows, 1, [&](std::size_t first, std::size_t end, std::size_t) {
-      for (std::size_t i = first * x.columns; i < end * x.columns; ++i) {
-        const T v = x.data[i];
-        const T t = exact_tanh(gelu_rate * (v + gelu_cubic * v * v * v));
-        const T slope = (1 - t * t) * gelu_rate * (1 + 3 * gelu_cubic * v * v);
-        gradient.data[i] *= T(0.5) * (1 + t) + T(0.5) * v * slope;
-      }
-    });
-  }
-  /// @}
-
-  /// @name Causal attention Query, key and value of a token are side by side in its row of `qkv`, and the
-  /// heads side by side in each. One worker computes a head of a sequence: `context` rows of `probabilities`.
-  /// @{
-
-  /// row[j] = exp(scale row[j]) over the sum of these, for j from 0 to `count`.
-  static void softmax(T* row, std::size_t count, T scale) noexcept {
-    T most = row[0];
-    for (std::size_t j = 1; j < count; ++j)
-      most = row[j] > most ? row[j] : most;
-    for (std::size_t j = 0; j < count; ++j)
-      row[j] = exact_exp((row[j] - most) * scale);
-    const T inverse = 1 / ordered_sum<T>(count, [&](std::size_t j) { return row[j]; });
-    for (std::size_t j = 0; j < count; ++j)
-      row[j] *= inverse;
-  }
-
-  [[nodiscard]] T attention_scale() const noexcept {
-    return 1 / std::sqrt(static_cast<T>(shape_.head_width()));
-  }
-
-  /// The rows of sequence and head number `pair`, in a matrix with `parts` times the width, of part `part`.
-  template <class U>
-  [[nodiscard]] matrix<U> head_of(matrix<U> all, std::size_t pair, std::size_t part) const noexcept {
-    return all.part(pair / shape_.heads * shape_.context, shape_.context,
-                    part * shape_.width + pair % shape_.heads * shape_.head_width(), shape_.head_width());
-  }
-
-  /// Calls `work(pair, scratch)` for every head of every sequence, each on one worker.
-  template <class Work>
-  void for_each_head(Work&& work) {
-    team_->slices(shape_.batch * shape_.heads, 1,
-                  [&](std::size_t first, std::size_t end, std::size_t worker) {
-                    for (std::size_t pair = first; pair < end; ++pair)
-                      work(pair, scratch(worker));
-                  });
-  }
-
-  void attend(matrix<T> y, matrix<T> probabilities, matrix<const T> qkv) noexcept {
-    const std::size_t context = shape_.context;
-    for_each_head([&](std::size_t pair, std::span<T> room) {
-      const matrix<T> p = probabilities.from_row(pair * context, (pair + 1) * context);
-      fill_zero(p);
-      multiply_add(p, head_of(qkv, pair, 0), head_of(qkv, pair, 1).transposed(), room);
-      for (std::size_t i = 0; i < context; ++i) {
-        softmax(p.row(i), i + 1, attention_scale());
-        std::fill(p.row(i) + i + 1, p.row(i) + context, T{0});
-      }
-      const matrix<T> out = head_of(y, pair, 0);
-      fill_zero(out);
-      multiply_add<T>(out, p, head_of(qkv, pair, 2), room);
-    });
-  }
-
-  void attention_backward(matrix<T> to_qkv, matrix<const T> out, matrix<const T> qkv,
-                          matrix<const T> probabilities) noexcept {
-    const std::size_t context = shape_.context;
-    fill_zero(to_qkv);
-    for_each_head([&](std::size_t pair, std::span<T> room) {
-      const matrix<T> scores = as_matrix(room.subspan(product_scratch_elements), context);
-      const matrix<const T> p = probabilities.from_row(pair * context, (pair + 1) * context);
-      const matrix<const T> dy = head_of(out, pair, 0);
-      fill_zero(scores);
-      multiply_add(scores, dy, head_of(qkv, pair, 2).transposed(), room);
-      multiply_add(head_of(to_qkv, pair, 2), p.transposed(), dy, room);
-      for (std::size_t i = 0; i < context; ++i) {
-        T* const row = scores.row(i);
-        const T* const likely = p.row(i);
-        const T sum = ordered_sum<T>(i + 1, [&](std::size_t j) { return likely[j] * row[j]; });
-        for (std::size_t j = 0; j <= i; ++j)
-          row[j] = likely[j] * (row[j] - sum) * attention_scale();
-        std::fill(row + i + 1, row + context, T{0});
-      }
-      multiply_add<T>(head_of(to_qkv, pair, 0), scores, head_of(qkv, pair, 1), room);
-      multiply_add<T>(head_of(to_qkv, pair, 1), scores.transposed(), head_of(qkv, pair, 0), room);
-    });
-  }
-  /// @}
-
-  gpt_shape shape_;
-  worker_team* team_;
   T loss_scale_ = 1;
   host_values<T, Space> stream_values_;
   host_values<T, Space> gradient_values_;
@@ -522,6 +436,7 @@ class gpt {
   host_values<T, Space> wide_values_;
   host_values<T, Space> scratch_values_;
   std::optional<host_values<T, Space>> update_values_{};
+  std::vector<std::vector<layer_part>> parts_;  // of blocks and head, each matrix in one tile
   std::vector<layer_layout> parameters_;
   std::vector<layer_layout> activations_;
 };

@@ -26,7 +26,7 @@ class host_state {
   static constexpr bool leases_stay = true;  ///< any thread can read the memory of a lease without one
 
   host_state(Space& space, const gpt_shape& shape) : kinds_(state_kinds(shape)) {
-    for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
+    for (std::size_t layer = 0; layer < shape.parts(); ++layer) {
       for (std::size_t kind = 0; kind < kinds_; ++kind)
         pieces_.emplace_back(space, state_layout(shape, shape.layer(layer), kind_at(shape, kind)).elements);
     }

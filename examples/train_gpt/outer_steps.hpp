@@ -49,7 +49,7 @@ class outer_steps {
 
   /// Takes the store's weights as base weights. All workers have drawn the same.
   void begin() {
-    for (std::size_t i = 0; i < shape_.layers(); ++i) {
+    for (std::size_t i = 0; i < shape_.parts(); ++i) {
       const layer_id layer = shape_.layer(i);
       if (!fragments_[i]) continue;
       const element_range owned = layers_->owned(layer);
@@ -70,7 +70,7 @@ class outer_steps {
     if (done % by_.local_steps != 0) return;
     llmmem::collective_call call;
     call.scratch.reserve(messages_);
-    for (std::size_t i = 0; i < shape_.layers(); ++i) {
+    for (std::size_t i = 0; i < shape_.parts(); ++i) {
       // Also of a layer that others update: its weights are refreshed at the lease's end, on all ranks.
       const state_lease<any_state<float>, lease_mode::read_write> weights(state, shape_.layer(i),
                                                                           state_kind::weights);
@@ -123,7 +123,7 @@ class outer_steps {
  private:
   [[nodiscard]] std::vector<std::uint64_t> elements() {
     std::vector<std::uint64_t> all;
-    for (std::size_t i = 0; i < shape_.layers(); ++i) {
+    for (std::size_t i = 0; i < shape_.parts(); ++i) {
       const std::uint64_t owned = layers_->owned(shape_.layer(i)).count;
       fragments_.push_back(std::nullopt);
       if (owned == 0) continue;  // a small layer, on many ranks

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "train_gpt/gpt.hpp"
+#include "train_gpt/layer_parts.hpp"
 #include "train_gpt/rank_voice.hpp"
 #include "train_gpt/recomputation.hpp"
 #include "train_gpt/run.hpp"
@@ -62,15 +63,22 @@ struct planned_run {
     run.plan.tiers.push_back(asked.tiers.budget_mib * mib);
     if (asked.tiers.host_mib != 0) run.plan.tiers.push_back(asked.tiers.host_mib * mib);
   }
-  for (std::size_t i = 0; i < run.shape.layers(); ++i) {
+  const std::vector<layer_part> parts = state_parts(run.shape);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const layer_id id = parts[i].layer;
     llmmem::training_layer layer;
-    const layer_layout parameters = parameter_layout(run.shape, run.shape.layer(i));
-    layer.parameters = parameters.elements;
-    layer.tensors = parameters.tensors.size();
-    layer.factors = factor_layout(run.shape, run.shape.layer(i)).elements;
-    for (const tensor_place& each : muon_matrices(run.shape, run.shape.layer(i)))
+    layer.parameters = parts[i].elements;
+    layer.tensors = parameter_layout(run.shape, id).tensors.size();
+    layer.factors = factor_layout(run.shape, id).elements;
+    for (const tensor_place& each : muon_matrices(run.shape, id))
       layer.matrices.push_back(llmmem::tensor_shape::matrix(each.rows, each.columns));
-    if (i != 0) layer.record = run.records.forms[i - 1];
+    layer.continues = !begins_layer(parts, i);
+    if (i != 0) {
+      // What is computed again of a block's record needs no weights, or those of all but its output.
+      const llmmem::record_form& form = run.records.forms[to_index(id) - 1];
+      layer.is_rebuilt_from = form.kept.size() == 1 && !is_output(run.shape, parts[i]);
+      if (!layer.continues) layer.record = form;
+    }
     run.layers.layers.push_back(layer);
   }
   run.plan.memory.page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));

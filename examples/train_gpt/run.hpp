@@ -37,8 +37,10 @@ struct memory_report {
   std::vector<tier_usage> tiers;  ///< the fastest first
   std::vector<link_traffic> links;
   double stall_seconds = 0;  ///< computation waited for transfers; in a run's result: during its steps
-  double stall_lower_bound_seconds = 0;  ///< the minimum of every schedule
-  double regret = 0;                     ///< bytes moved beyond the minimum, as a share of it
+  std::array<double, llmmem::stall_causes> stalls{};  ///< the same by cause
+  double first_step_stall_seconds = 0;                ///< of a run's result: of the step before all plans
+  double stall_lower_bound_seconds = 0;               ///< the minimum of every schedule
+  double regret = 0;                                  ///< bytes moved beyond the minimum, as a share of it
 };
 
 /// The progress of a run.
@@ -116,8 +118,8 @@ template <class Trainer, class Memory, class Show, class Checkpoints>
   const std::uint64_t first = result.losses.size();
   result.first_step = first;
   std::chrono::duration<double> training{0};
-  const double stalled_before = memory().stall_seconds;
-  double stalled = 0;
+  const memory_report at_first = memory();
+  memory_report in_steps = at_first;
   for (std::uint64_t step = first; step <= steps; ++step) {
     const token_batch batch = text.batch(shape, seed, step);
     if (step < steps) {
@@ -125,7 +127,10 @@ template <class Trainer, class Memory, class Show, class Checkpoints>
       result.losses.push_back(trainer.step(batch, step));
       const std::chrono::duration<double> took = clock::now() - began;
       training += took;
-      stalled = memory().stall_seconds - stalled_before;
+      memory_report now = memory();
+      now.first_step_stall_seconds =
+          step == first ? now.stall_seconds - at_first.stall_seconds : in_steps.first_step_stall_seconds;
+      in_steps = std::move(now);
       result.tokens_per_second = static_cast<double>((step + 1 - first) * shape.tokens()) / training.count();
       checkpoints.after_step(step + 1, result.losses, took.count());
     } else {
@@ -140,7 +145,10 @@ template <class Trainer, class Memory, class Show, class Checkpoints>
   result.unsaved = checkpoints.finish();
   result.digest = trainer.digest();
   result.memory = memory();
-  result.memory.stall_seconds = stalled;
+  result.memory.stall_seconds = in_steps.stall_seconds - at_first.stall_seconds;
+  for (std::size_t i = 0; i < llmmem::stall_causes; ++i)
+    result.memory.stalls[i] = in_steps.stalls[i] - at_first.stalls[i];
+  result.memory.first_step_stall_seconds = in_steps.first_step_stall_seconds;
   return result;
 }
 
@@ -187,6 +195,11 @@ namespace detail {
   std::string moved;
   for (const link_traffic& link : result.memory.links)
     moved += fmt::format("{}{}: {}", moved.empty() ? "" : ", ", example::json_string(link.name), link.bytes);
+  std::string stalls;
+  for (std::size_t i = 0; i < llmmem::stall_causes; ++i) {
+    stalls += fmt::format("{}\"{}\": {}", stalls.empty() ? "" : ", ",
+                          llmmem::name_of(static_cast<llmmem::stall_cause>(i)), result.memory.stalls[i]);
+  }
   const std::uint64_t peak = result.memory.tiers.empty() ? 0 : result.memory.tiers.front().peak_bytes;
   std::string ranks;
   for (const rank_usage& each : result.ranks) {
@@ -201,12 +214,13 @@ namespace detail {
                         : R"(, "ranks": [)" + ranks + "]";
   return fmt::format(
       R"({{"losses": [{}], "digest": "{:016x}", "tokens_per_second": {}, "peak_resident_bytes": {}, )"
-      R"("bytes_moved": {{{}}}, "stall_seconds": {}, "stall_lower_bound_seconds": {}, "regret": {}, )"
+      R"("bytes_moved": {{{}}}, "stall_seconds": {}, "stalls": {{{}}}, "first_step_stall_seconds": {}, )"
+      R"("stall_lower_bound_seconds": {}, "regret": {}, )"
       R"("skipped_steps": {}, "loss_scale": {}{}}})"
       "\n",
-      losses, result.digest, result.tokens_per_second, peak, moved, result.memory.stall_seconds,
-      result.memory.stall_lower_bound_seconds, result.memory.regret, result.skipped_steps, result.loss_scale,
-      ranks);
+      losses, result.digest, result.tokens_per_second, peak, moved, result.memory.stall_seconds, stalls,
+      result.memory.first_step_stall_seconds, result.memory.stall_lower_bound_seconds, result.memory.regret,
+      result.skipped_steps, result.loss_scale, ranks);
 }
 
 }  // namespace train_gpt

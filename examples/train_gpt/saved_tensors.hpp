@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "train_gpt/any_stores.hpp"
+#include "train_gpt/layer_parts.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/stores.hpp"
 
@@ -29,14 +30,16 @@ namespace train_gpt {
 /// process saved which part.
 struct saved_tensors {
   struct place {
-    layer_id layer{};
+    layer_id piece{};
     state_kind kind = state_kind::weights;
     std::size_t first = 0;  ///< element within the held part of the piece
+    std::size_t elements = 0;
   };
+  using places_of = std::vector<place>;  ///< the consecutive elements of a part, in pieces of the store
   std::vector<llmmem::state_tensor> tensors{};  ///< with the part to save
-  std::vector<place> places{};                  ///< of each
+  std::vector<places_of> places{};              ///< of each
   std::vector<llmmem::wanted_tensor> wanted{};  ///< the parts to load
-  std::vector<place> wanted_places{};           ///< of each
+  std::vector<places_of> wanted_places{};       ///< of each
 
   /// @param worker  of several, that this process is of.
   /// @param joins   with outer steps, whose state the store then has.
@@ -47,14 +50,20 @@ struct saved_tensors {
     std::vector<state_kind> kinds = optimizer_kinds(shape);
     kinds.insert(kinds.begin(), state_kind::weights);
     if (joins) kinds.insert(kinds.end(), {state_kind::base, state_kind::base_momentum});
+    const std::vector<layer_part> parts = state_parts(shape);
     for (const state_kind kind : kinds) {
-      for (std::size_t i = 0; i < shape.layers(); ++i) {
-        const layer_id layer = shape.layer(i);
-        const element_range held = store.held(layer, kind);
-        for (const tensor_place& each : state_layout(shape, layer, kind).tensors) {
-          if (worker == 0 || !is_outer(kind)) add(each, layer, kind, store.saved(layer, kind), held);
-          want(each, layer, kind, held);
+      std::vector<piece> pieces;  // of a layer
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        const layer_id id = shape.layer(i);
+        pieces.push_back({id, parts[i].first, store.saved(id, kind), store.held(id, kind)});
+        if (!ends_layer(parts, i)) continue;
+        const layer_layout layout =
+            shape.tiles == 0 ? state_layout(shape, id, kind) : parameter_layout(shape, parts[i].layer);
+        for (const tensor_place& each : layout.tensors) {
+          if (worker == 0 || !is_outer(kind)) add(each, kind, pieces);
+          want(each, kind, pieces);
         }
+        pieces.clear();
       }
     }
   }
@@ -63,6 +72,28 @@ struct saved_tensors {
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
 
  private:
+  /// A piece of the store, of which this process saves and holds ranges.
+  struct piece {
+    layer_id id{};
+    std::size_t first = 0;  // in its layer
+    element_range saved{};
+    element_range held{};
+  };
+  /// The elements of a tensor that are in a range of the pieces of its layer, and their places.
+  /// @pre they are consecutive: a rank's share is a range of all pieces in their order
+  [[nodiscard]] static element_range find(const tensor_place& tensor, state_kind kind,
+                                          std::span<const piece> pieces, element_range piece::* which,
+                                          places_of& found) {
+    element_range all;
+    for (const piece& each : pieces) {
+      const element_range range = common(tensor, {each.first + (each.*which).first, (each.*which).count});
+      if (range.count == 0) continue;
+      if (all.count == 0) all.first = range.first;
+      all.count += range.count;
+      found.push_back({each.id, kind, range.first - each.first - each.held.first, range.count});
+    }
+    return all;
+  }
   /// The elements of a tensor that are in a range of its layer.
   [[nodiscard]] static element_range common(const tensor_place& tensor, const element_range& range) {
     const std::size_t first = std::max(tensor.offset, range.first);
@@ -100,9 +131,8 @@ struct saved_tensors {
                                                 : "factors.") +
            tensor.name;
   }
-  void add(const tensor_place& tensor, layer_id layer, state_kind kind, const element_range& saved,
-           const element_range& held) {
-    const element_range range = common(tensor, saved);
+  void add(const tensor_place& tensor, state_kind kind, std::span<const piece> pieces) {
+    const element_range range = find(tensor, kind, pieces, &piece::saved, places.emplace_back());
     bytes_ += range.count * sizeof(float);
     llmmem::state_tensor described{.name = name_of(tensor, kind),
                                    .type = llmmem::safetensors_type::f32,
@@ -111,16 +141,16 @@ struct saved_tensors {
                                    .part = {}};
     if (range.count != tensor.rows * tensor.columns) described.part = part_of(tensor, range);
     tensors.push_back(std::move(described));
-    places.push_back({layer, kind, range.count == 0 ? 0 : range.first - held.first});
   }
-  void want(const tensor_place& tensor, layer_id layer, state_kind kind, const element_range& held) {
-    const element_range range = common(tensor, held);
+  void want(const tensor_place& tensor, state_kind kind, std::span<const piece> pieces) {
+    places_of found;
+    const element_range range = find(tensor, kind, pieces, &piece::held, found);
     if (range.count == 0) return;
     wanted.push_back({.name = name_of(tensor, kind),
                       .part = part_of(tensor, range),
                       .type = llmmem::safetensors_type::f32,
                       .shape = sizes_of(tensor)});
-    wanted_places.push_back({layer, kind, range.first - held.first});
+    wanted_places.push_back(std::move(found));
   }
 
   std::uint32_t worker_;
@@ -139,19 +169,43 @@ class store_view {
   store_view(any_state<float>& store, const saved_tensors& saved) noexcept : store_(&store), saved_(&saved) {}
 
   void copy_out(std::uint32_t tensor, std::uint64_t offset, std::span<std::byte> into) const {
-    const held_piece piece(*store_, saved_->places[tensor], lease_mode::read);
-    std::memcpy(into.data(), piece.bytes.data() + offset, into.size());
+    each_piece(*store_, saved_->places[tensor], offset, into.size(), lease_mode::read,
+               [&](std::span<std::byte> piece, std::size_t at) {
+                 std::memcpy(into.data() + at, piece.data(), piece.size());
+               });
   }
 
-  /// Bytes of a tensor from its place on, leased as long as this lives.
+  /// Calls `use(bytes, at)` for the bytes of a part from `offset` on, piece by piece: `at` is where they are
+  /// in the `size` bytes. Each is leased during the call.
+  template <class Use>
+  static void each_piece(any_state<float>& store, const saved_tensors::places_of& places,
+                         std::uint64_t offset, std::size_t size, lease_mode mode, Use&& use) {
+    std::size_t at = 0;
+    for (const saved_tensors::place& place : places) {
+      const std::size_t all = place.elements * sizeof(float);
+      if (offset >= all) {
+        offset -= all;
+        continue;
+      }
+      if (at == size) break;
+      const held_piece held(store, place, mode);
+      const std::size_t count = std::min<std::size_t>(size - at, all - offset);
+      use(held.bytes.subspan(static_cast<std::size_t>(offset), count), at);
+      at += count;
+      offset = 0;
+    }
+  }
+
+ private:
+  /// Bytes of a piece from a place on, leased as long as this lives.
   struct held_piece {
     held_piece(any_state<float>& of, const saved_tensors::place& at, lease_mode mode)
         : store(&of), place(at), how(mode) {
-      bytes = std::as_writable_bytes(of.acquire_held(at.layer, at.kind, mode).subspan(at.first));
+      bytes = std::as_writable_bytes(of.acquire_held(at.piece, at.kind, mode).subspan(at.first));
     }
     held_piece(const held_piece&) = delete;
     held_piece& operator=(const held_piece&) = delete;
-    ~held_piece() { store->release_held(place.layer, place.kind, how); }
+    ~held_piece() { store->release_held(place.piece, place.kind, how); }
 
     any_state<float>* store;
     saved_tensors::place place;
@@ -159,7 +213,6 @@ class store_view {
     std::span<std::byte> bytes{};
   };
 
- private:
   any_state<float>* store_;
   const saved_tensors* saved_;
 };

@@ -40,12 +40,18 @@ struct gpt_shape {
   /// With `sgd`: each rank adds momentum before it sends (`llmmem::top_k_all_reduce`). Its mean is then the
   /// momentum, its variance what it has not sent, and an update is a step of plain SGD.
   bool corrects_momentum = false;
+  /// Tiles of each matrix of blocks and head, that stores of state hand out one at a time; 0: whole layers.
+  std::uint32_t tiles = 0;
 
   [[nodiscard]] constexpr std::size_t tokens() const noexcept { return batch * context; }
   [[nodiscard]] constexpr std::size_t head_width() const noexcept { return width / heads; }
   [[nodiscard]] constexpr std::size_t inner() const noexcept { return 4 * width; }
   /// Embedding, blocks, head.
   [[nodiscard]] constexpr std::size_t layers() const noexcept { return blocks + 2; }
+  /// The pieces of each kind of state (`state_parts`).
+  [[nodiscard]] constexpr std::size_t parts() const noexcept {
+    return tiles == 0 ? layers() : 1 + blocks * (6 + 4 * std::size_t{tiles}) + 1 + tiles;
+  }
   [[nodiscard]] constexpr layer_id layer(std::size_t index) const noexcept {
     return layer_id{static_cast<std::uint32_t>(index)};
   }

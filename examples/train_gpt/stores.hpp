@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "train_gpt/layer_parts.hpp"
 #include "train_gpt/shape.hpp"
 
 namespace train_gpt {
@@ -45,8 +46,14 @@ enum class state_kind : std::uint8_t { weights, gradients, mean, variance, facto
 [[nodiscard]] inline state_kind kind_at(const gpt_shape& shape, std::size_t place) {
   return place < 2 ? static_cast<state_kind>(place) : optimizer_kinds(shape)[place - 2];
 }
-/// The layout of a kind of a layer's state.
+/// The layout of a kind of a layer's state, or, with tiles, of one of `state_parts`, as in all calls of a
+/// `state_store`.
 [[nodiscard]] inline layer_layout state_layout(const gpt_shape& shape, layer_id layer, state_kind kind) {
+  if (shape.tiles != 0) {
+    layer_layout all;
+    all.add("part", 1, part_elements(shape, to_index(layer)));
+    return all;
+  }
   if (kind == state_kind::factors) return factor_layout(shape, layer);
   const bool is_rest = kind == state_kind::variance && shape.optimizer == llmmem::optimizer_form::muon;
   return is_rest ? rest_layout(shape, layer) : parameter_layout(shape, layer);
@@ -79,6 +86,7 @@ struct element_range {
 /// another address each time, because the trainer keeps no pointer. `state_lease` below ensures that every
 /// acquired piece is released.
 ///
+/// - **Layers** are, with `gpt_shape::tiles`, the parts of layers that `state_parts` lists.
 /// - **Sizes** are known before the store is built: `state_layout(shape, layer, kind).elements` values of
 ///   `value_type`, and never change. A span's alignment is that of `value_type` at least; 64 bytes is faster.
 ///   A store may round up its allocations, for example for direct I/O.
@@ -257,8 +265,9 @@ enum class update_time : std::uint8_t {
 
 /// Every call that `trainer::step` makes, in order, the same each step: forward from the embedding to the
 /// head, backward from the head to the embedding, and the optimizer, after it from the embedding to the head
-/// or in it after each layer. A layer's weights are leased when its activations are fetched, so that what is
-/// computed again leases nothing more. `trainer::evaluate` makes the calls of the forward pass, with
+/// or in it after each layer. A whole layer's weights are leased when its activations are fetched, so that
+/// what is computed again leases nothing more; in tiles, it leases the weights that it needs in turn, in
+/// addition to these calls. `trainer::evaluate` makes the calls of the forward pass, with
 /// `drop` for `keep`.
 [[nodiscard]] inline std::vector<step_event> step_schedule(const gpt_shape& shape, update_time when) {
   using enum step_event::call;
@@ -272,30 +281,29 @@ enum class update_time : std::uint8_t {
     for (auto lease = kept.rbegin(); lease != kept.rend(); ++lease)
       all.push_back({release, layer, lease->kind, lease->mode});
   };
-  for (std::size_t i = 0; i < shape.layers(); ++i) {
-    const layer_id layer = shape.layer(i);
-    const bool keeps = layer != shape.embedding();
-    if (keeps) all.push_back({save, layer});
-    all.push_back({acquire, layer, state_kind::weights, lease_mode::read});
-    all.push_back({release, layer, state_kind::weights, lease_mode::read});
-    if (keeps) all.push_back({keep, layer});
+  const std::vector<layer_part> parts = state_parts(shape);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const layer_id piece = shape.layer(i);
+    const bool keeps = i != 0;
+    if (keeps && begins_layer(parts, i)) all.push_back({save, parts[i].layer});
+    all.push_back({acquire, piece, state_kind::weights, lease_mode::read});
+    all.push_back({release, piece, state_kind::weights, lease_mode::read});
+    if (keeps && ends_layer(parts, i)) all.push_back({keep, parts[i].layer});
   }
-  for (std::size_t i = shape.layers(); i-- > 0;) {
-    const layer_id layer = shape.layer(i);
-    const bool kept = layer != shape.embedding();
-    if (kept) {
-      all.push_back({acquire, layer, state_kind::weights, lease_mode::read});
-      all.push_back({fetch, layer});
-    }
-    all.push_back({acquire, layer, state_kind::gradients, lease_mode::write});
-    all.push_back({release, layer, state_kind::gradients, lease_mode::write});
-    if (kept) {
-      all.push_back({drop, layer});
-      all.push_back({release, layer, state_kind::weights, lease_mode::read});
-    }
-    if (when == update_time::in_backward) update(layer);
+  for (std::size_t i = parts.size(); i-- > 0;) {
+    const layer_id piece = shape.layer(i);
+    const bool kept = i != 0;
+    const step_event weights{acquire, piece, state_kind::weights, lease_mode::read};
+    if (kept && parts[i].is_whole()) all.push_back(weights);
+    if (kept && ends_layer(parts, i)) all.push_back({fetch, parts[i].layer});
+    if (kept && !parts[i].is_whole()) all.push_back(weights);
+    all.push_back({acquire, piece, state_kind::gradients, lease_mode::write});
+    all.push_back({release, piece, state_kind::gradients, lease_mode::write});
+    if (kept && begins_layer(parts, i)) all.push_back({drop, parts[i].layer});
+    if (kept) all.push_back({release, piece, state_kind::weights, lease_mode::read});
+    if (when == update_time::in_backward) update(piece);
   }
-  for (std::size_t i = 0; i < shape.layers() && when == update_time::after_backward; ++i)
+  for (std::size_t i = 0; i < parts.size() && when == update_time::after_backward; ++i)
     update(shape.layer(i));
   return all;
 }

@@ -54,11 +54,10 @@ namespace detail {
 
 inline constexpr std::uint64_t mib = std::uint64_t{1} << 20;
 
-/// The rate for plans: bytes per second of the median of `times` copies of `bytes`, because the fastest one
-/// may have hit a cache.
+/// The median time of `times` copies, in seconds, because the fastest one may have hit a cache.
 /// @param copy  called with the copy's number.
 template <class Copy>
-[[nodiscard]] std::uint64_t measured_rate(std::uint64_t bytes, std::size_t times, Copy copy) {
+[[nodiscard]] double measured_seconds(std::size_t times, Copy copy) {
   std::vector<double> took;
   for (std::size_t i = 0; i < times; ++i) {
     const auto began = std::chrono::steady_clock::now();
@@ -66,7 +65,14 @@ template <class Copy>
     took.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
   }
   std::sort(took.begin(), took.end());
-  return static_cast<std::uint64_t>(static_cast<double>(bytes) / std::max(took[times / 2], 1e-6)) + 1;
+  return took[times / 2];
+}
+/// The rate for plans: bytes per second of copies of `bytes`.
+template <class Copy>
+[[nodiscard]] std::uint64_t measured_rate(std::uint64_t bytes, std::size_t times, Copy copy) {
+  return static_cast<std::uint64_t>(static_cast<double>(bytes) /
+                                    std::max(measured_seconds(times, copy), 1e-6)) +
+         1;
 }
 
 /// Each copy uses another part of the file, as in a step. @pre the file is still empty.
@@ -83,8 +89,11 @@ template <class File>
       measured_rate(bytes, times, [&](std::size_t i) { run(llmmem::write_to(file.file(), i * bytes, all)); });
   const std::uint64_t up = measured_rate(
       bytes, times, [&](std::size_t i) { run(llmmem::read_from(file.file(), i * bytes, all)); });
+  // The time of a request whose bytes hardly count, through the queue and back.
+  const double small = measured_seconds(
+      15, [&](std::size_t i) { run(llmmem::read_from(file.file(), i * 4096, all.first(4096))); });
   return {.bytes_per_second = up,
-          .latency_ns = 50'000,
+          .latency_ns = static_cast<std::uint64_t>(small * 1e9),
           .offload_bytes_per_second = down,
           .duplex = llmmem::link_duplex::half};
 }

@@ -44,11 +44,12 @@ namespace detail {
 [[nodiscard]] inline std::uint64_t rounded_bytes(const gpt_shape& shape) {
   const auto rounded = [](std::size_t elements) { return (elements * sizeof(float) + 4095) / 4096 * 4096; };
   std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < shape.layers(); ++i) {
+  for (std::size_t i = 0; i < shape.parts(); ++i) {
     for (std::size_t kind = 0; kind < state_kinds(shape); ++kind)
       bytes += rounded(state_layout(shape, shape.layer(i), kind_at(shape, kind)).elements);
-    if (i != 0) bytes += rounded(activation_layout(shape, shape.layer(i)).elements);
   }
+  for (std::size_t i = 1; i < shape.layers(); ++i)
+    bytes += rounded(activation_layout(shape, shape.layer(i)).elements);
   return bytes;
 }
 
@@ -68,6 +69,8 @@ template <class Buffer, class Schedule>
         {fmt::format("{} to {}", names[i], names[i + 1]), stats.moved.links[i].offload.bytes});
   }
   report.stall_seconds = static_cast<double>(stats.moved.stalls.total()) * 1e-9;
+  for (std::size_t i = 0; i < llmmem::stall_causes; ++i)
+    report.stalls[i] = static_cast<double>(stats.moved.stalls[static_cast<llmmem::stall_cause>(i)]) * 1e-9;
   if (schedule.has_plan()) {
     const llmmem::plan_iteration& planned = schedule.plan().steady;
     report.stall_lower_bound_seconds =

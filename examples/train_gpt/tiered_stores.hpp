@@ -47,13 +47,13 @@ class tiered_pieces {
         kinds_(state_kinds(shape)),
         kind_(kind),
         schedule_(buffer, {.links = std::move(links), .replans = 2}, chosen_planner{kind}) {
-    for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
+    for (std::size_t layer = 0; layer < shape.parts(); ++layer) {
       for (std::size_t kind_of_state = 0; kind_of_state < kinds_; ++kind_of_state)
         add(state_layout(shape, shape.layer(layer), kind_at(shape, kind_of_state)).elements);
     }
     for (std::size_t layer = 1; layer < shape.layers(); ++layer)
       add(activation_layout(shape, shape.layer(layer)).elements);
-    first_record_ = shape.layers() * kinds_;
+    first_record_ = shape.parts() * kinds_;
     const std::vector<step_event> schedule = step_schedule(shape, when);
     find_last_uses(schedule);
     if (kind_ != schedule_kind::on_demand) schedule_.plan_known_trace(known_trace(shape, schedule));

@@ -12,14 +12,18 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "train_gpt/adafactor_update.hpp"
 #include "train_gpt/adam.hpp"
 #include "train_gpt/corpus.hpp"
 #include "train_gpt/gpt.hpp"
+#include "train_gpt/layer_parts.hpp"
 #include "train_gpt/muon_update.hpp"
 #include "train_gpt/shape.hpp"
 #include "train_gpt/step_guard.hpp"
@@ -46,7 +50,13 @@ class trainer {
   /// All outlive the trainer. The stores hold layers of `model.shape()`.
   trainer(gpt<value_type, Space>& model, worker_team& team, State& state, Activations& activations,
           const adam_options& adam = {}, update_time when = update_time::after_backward)
-      : model_(&model), team_(&team), state_(&state), activations_(&activations), adam_(adam), when_(when) {}
+      : model_(&model),
+        team_(&team),
+        state_(&state),
+        activations_(&activations),
+        adam_(adam),
+        when_(when),
+        parts_(state_parts(model.shape())) {}
 
   /// Lets `guard`, which outlives the trainer, decide each step. Updates then come after the backward pass,
   /// because the decision needs all gradients.
@@ -61,17 +71,16 @@ class trainer {
 
   /// Draws weights, which depend only on the seed and not on what the store owns.
   void draw_weights(std::uint64_t seed) {
-    for (std::size_t i = 0; i < shape().layers(); ++i)
-      draw_weights(shape().layer(i), seed);
+    for (std::size_t i = 0; i < parts_.size(); ++i)
+      draw_weights(i, seed);
   }
 
   /// Draws weights, and sets the optimizer's state to zero.
   void initialise(std::uint64_t seed) {
     draw_weights(seed);
-    for (std::size_t i = 0; i < shape().layers(); ++i) {
-      const layer_id layer = shape().layer(i);
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
       for (const state_kind kind : optimizer_kinds(shape())) {
-        const lease<lease_mode::write> moment(*state_, layer, kind);
+        const lease<lease_mode::write> moment(*state_, piece(i), kind);
         std::fill(moment.values().begin(), moment.values().end(), value_type{0});
       }
     }
@@ -93,8 +102,8 @@ class trainer {
   /// Changes weights and moments by the gradients in the store.
   /// @param step  of the run, from 0.
   void update(std::uint64_t step) {
-    for (std::size_t i = 0; i < shape().layers(); ++i)
-      update_layer(shape().layer(i), step, decision_);
+    for (std::size_t i = 0; i < parts_.size(); ++i)
+      update_layer(piece(i), step, decision_);
   }
 
   /// One step of training; returns the loss before the update.
@@ -123,8 +132,13 @@ class trainer {
   /// by chance.
   [[nodiscard]] std::uint64_t digest() {
     std::uint64_t sum = 0;
-    for (std::size_t i = 0; i < shape().layers(); ++i) {
-      const lease<lease_mode::read> weights(*state_, shape().layer(i), state_kind::weights);
+    std::vector<std::size_t> order(parts_.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      return std::pair(parts_[a].layer, parts_[a].first) < std::pair(parts_[b].layer, parts_[b].first);
+    });
+    for (const std::size_t i : order) {
+      const lease<lease_mode::read> weights(*state_, piece(i), state_kind::weights);
       using bits = std::conditional_t<sizeof(value_type) == 8, std::uint64_t, std::uint32_t>;
       for (const value_type value : weights.values())
         sum = mixed(sum, std::bit_cast<bits>(value));
@@ -137,14 +151,18 @@ class trainer {
   using lease = state_lease<State, Mode>;
 
   [[nodiscard]] const gpt_shape& shape() const noexcept { return model_->shape(); }
+  /// The number of a piece of the state.
+  [[nodiscard]] layer_id piece(std::size_t i) const noexcept { return shape().layer(i); }
 
   /// Norms begin as the identity, biases at zero, matrices evenly distributed with a standard deviation of
   /// 0.02, and those that add to the residual stream less by the square root of their number, as in GPT-2.
   /// Embeddings begin at 0.1: the first norm would enlarge 0.02 so much that, without warm-up, Adam's first
   /// steps turn it.
-  void draw_weights(layer_id layer, std::uint64_t seed) {
-    const lease<lease_mode::write> weights(*state_, layer, state_kind::weights);
-    const element_range owned = state_->owned(layer);
+  void draw_weights(std::size_t i, std::uint64_t seed) {
+    const lease<lease_mode::write> weights(*state_, piece(i), state_kind::weights);
+    const layer_id layer = parts_[i].layer;
+    element_range owned = state_->owned(piece(i));
+    owned.first += parts_[i].first;  // in its layer
     for (const tensor_place& tensor : model_->parameters(layer).tensors) {
       const bool is_bias = tensor.name.ends_with(".bias");
       const bool is_norm = tensor.name.find("ln_") != tensor.name.npos;
@@ -175,18 +193,15 @@ class trainer {
       model_->embed(batch.tokens, weights.values());
     }
     double loss = 0;
-    for (std::size_t i = 1; i < shape().layers(); ++i) {
-      const layer_id layer = shape().layer(i);
+    for (std::size_t i = 1; i < parts_.size();) {
+      const layer_id layer = parts_[i].layer;
       saved_activations<Activations> record(*activations_, layer);
-      {
-        const lease<lease_mode::read> weights(*state_, layer, state_kind::weights);
-        model_->save_input(record.values());
-        model_->fill(layer, weights.values(), record.values());
-        if (layer == shape().head()) {
+      for (bool is_first = true; i < parts_.size() && parts_[i].layer == layer; ++i, is_first = false) {
+        const lease<lease_mode::read> weights(*state_, piece(i), state_kind::weights);
+        if (is_first) model_->save_input(record.values());
+        model_->forward_part(parts_[i], weights.values(), record.values());
+        if (layer == shape().head() && ends_layer(parts_, i))
           loss = model_->loss(batch.targets, record.values());
-        } else {
-          model_->advance(layer, weights.values(), record.values());
-        }
       }
       filled(record);
     }
@@ -293,38 +308,54 @@ class trainer {
                      });
   }
 
-  /// Computes the missing part of a layer's record with its weights.
+  /// Computes the missing part of a layer's record with its weights, which are leased, or in tiles.
   struct rebuilding {
-    gpt<value_type, Space>* model;
+    trainer* of;
     std::span<const value_type> weights;
 
     [[nodiscard]] rebuild_activations<value_type> call() noexcept {
       return {[](void* self, layer_id layer, std::span<value_type> record, rebuilt_part part) {
                 const auto& me = *static_cast<rebuilding*>(self);
-                me.model->refill(layer, me.weights, record, part);
+                if (me.of->shape().tiles == 0 || part == rebuilt_part::attention) {
+                  me.of->model_->refill(layer, me.weights, record, part);
+                } else {
+                  me.of->refill_by_parts(layer, record);
+                }
               },
               this};
     }
   };
+  void refill_by_parts(layer_id layer, std::span<value_type> record) {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      if (parts_[i].layer != layer || is_output(shape(), parts_[i])) continue;
+      const lease<lease_mode::read> weights(*state_, piece(i), state_kind::weights);
+      model_->forward_part(parts_[i], weights.values(), record);
+    }
+  }
 
   /// @param done  called with each layer whose gradients are complete and which this pass no longer needs.
   template <class Done>
   void backward(const token_batch& batch, Done done) {
-    for (std::size_t i = shape().layers() - 1; i > 0; --i) {
-      const layer_id layer = shape().layer(i);
+    std::optional<fetched_activations<Activations>> record;
+    for (std::size_t i = parts_.size() - 1; i > 0; --i) {
+      const layer_part& part = parts_[i];
+      const auto fetch = [&](std::span<const value_type> weights) {
+        rebuilding with{this, weights};
+        record.emplace(*activations_, part.layer, with.call());
+      };
+      // The weights of tiles are not leased together with those that rebuild the record.
+      if (!part.is_whole() && ends_layer(parts_, i)) fetch({});
       {
-        const lease<lease_mode::read> weights(*state_, layer, state_kind::weights);
-        rebuilding with{model_, weights.values()};
-        const fetched_activations<Activations> record(*activations_, layer, with.call());
-        const lease<lease_mode::write> gradients(*state_, layer, state_kind::gradients);
-        if (layer == shape().head()) {
-          model_->head_backward(batch.targets, weights.values(), record.values(), gradients.values());
-        } else {
-          model_->block_backward(layer, weights.values(), record.values(), gradients.values());
+        const lease<lease_mode::read> weights(*state_, piece(i), state_kind::weights);
+        if (part.is_whole()) fetch(weights.values());
+        {
+          const lease<lease_mode::write> gradients(*state_, piece(i), state_kind::gradients);
+          model_->backward_part(part, batch.targets, weights.values(), record->values(), gradients.values());
+          add_to_norm(gradients.values());
         }
-        add_to_norm(gradients.values());
+        if (begins_layer(parts_, i)) record.reset();
       }
-      done(layer);
+      done(piece(i));
     }
     {
       const lease<lease_mode::write> gradients(*state_, shape().embedding(), state_kind::gradients);
@@ -347,6 +378,7 @@ class trainer {
   Activations* activations_;
   adam_options adam_;
   update_time when_;
+  std::vector<layer_part> parts_;  // of the state
   step_guard* guard_ = nullptr;
   bool store_adds_ = false;
   llmmem::step_decision decision_{};

@@ -12,6 +12,7 @@
 #include <set>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "support/random.hpp"
 #include "support/schedule_world.hpp"
@@ -219,6 +220,56 @@ TEST_CASE("for programs that write, no bound exceeds the best of all plans, nor 
   }
   // Not trivial either: it is met where nothing but the link is in the way.
   CHECK(tight * 4 > stalling);
+}
+
+TEST_CASE("small transfers bound a link by their latency, which a count of the largest would miss") {
+  // Per iteration one large chunk and twelve small ones are read; two small ones fit beside the large one.
+  trace_recorder recorder;
+  const auto touch = [&](chunk_id chunk) {
+    recorder.acquire(chunk, access_mode::read);
+    recorder.compute(1'000);
+    recorder.release(chunk);
+  };
+  const chunk_id large = recorder.add_chunk(64'000);
+  std::vector<chunk_id> small;
+  for (int i = 0; i < 12; ++i)
+    small.push_back(recorder.add_chunk(1'000));
+  touch(large);
+  for (const chunk_id each : small)
+    touch(each);
+  const schedule_trace trace = recorder.freeze();
+  constexpr std::uint64_t latency = 50'000;
+  const schedule_machine machine{.budgets = {66'000},
+                                 .links = {{.bytes_per_second = 1'000'000'000'000, .latency_ns = latency}}};
+  const schedule_plan plan = schedule::next_use{}(trace, machine);
+  // Between two uses of the large one, all but two of the twelve come: together less than its bytes.
+  CHECK(plan.steady.bound.stall_ns >= 9 * latency);
+  CHECK(plan.steady.bound.stall_ns <= plan.steady.forecast.stalls.total());
+  CHECK(plan.steady.bound.edges[0].onboard.operations <= plan.steady.forecast.edges[0].onboard.operations);
+}
+
+TEST_CASE("no bound on transfers of different sizes exceeds those of a planned iteration") {
+  for (const auto seed : seeds(60)) {
+    CAPTURE(seed);
+    random_numbers random(seed + 9);
+    const auto trace = random_trace(random, {.chunks = 2 + random.below(std::uint32_t{6}),
+                                             .accesses = 4 + random.below(std::uint32_t{30}),
+                                             .most_units = 1 + random.below(std::uint64_t{9}),
+                                             .writes = true,
+                                             .discards = random.once_in(2)});
+    std::uint64_t largest = 0;
+    for (const std::uint64_t size : trace.sizes())
+      largest = std::max(largest, size);
+    const schedule_machine machine{
+        .budgets = {largest + 1'000 * random.below(std::uint64_t{9})},
+        .links = {{.bytes_per_second = 1'000'000'000, .latency_ns = random.once_in(2) ? 100'000 : 1'000U}}};
+    const schedule_plan plan = schedule::next_use{}(trace, machine);
+    for (const auto* each : {&plan.first, &plan.steady}) {
+      REQUIRE(each->bound.stall_ns <= each->forecast.stalls.total());
+      for (const auto way : {link_direction::onboard, link_direction::offload})
+        REQUIRE(each->bound.edges[0][way].operations <= each->forecast.edges[0][way].operations);
+    }
+  }
 }
 
 TEST_CASE("both ways bound a drive that reads and writes alternately, also within an iteration") {

@@ -104,7 +104,7 @@ class checking_state {
   using value_type = T;
 
   checking_state(const train_gpt::gpt_shape& shape, store_log& log) : log_(&log) {
-    for (std::size_t layer = 0; layer < shape.layers(); ++layer) {
+    for (std::size_t layer = 0; layer < shape.parts(); ++layer) {
       pieces_.push_back({});
       for (std::size_t place = 0; place < train_gpt::state_kinds(shape); ++place) {
         const auto kind = kind_at(shape, place);

@@ -41,7 +41,10 @@ TEST_CASE("with --json the program writes one object with every field to standar
   const outcome done = run(small({"--json", "--text", readme, "--threads", "2"}));
   REQUIRE(done.status == exit_status::success);
   const auto json = nlohmann::json::parse(done.out);
-  CHECK(json.size() == 11);
+  CHECK(json.size() == 13);
+  CHECK(json["stalls"].size() == 6);
+  CHECK(json["stalls"]["write_back"] == 0);
+  CHECK(json["first_step_stall_seconds"] == 0);
   CHECK(json["predicted"]["peak_bytes"] == json["peak_resident_bytes"]);
   REQUIRE(json["losses"].size() == 4);
   for (const auto& loss : json["losses"]) {
@@ -71,6 +74,8 @@ TEST_CASE("a report has a run's moved bytes by link, and the first tier's peak")
   result.memory.tiers = {{"device", 10, 20}, {"host", 30, 40}};
   result.memory.links = {{"device to host", 123}, {"host to \"disk\"", 456}};
   result.memory.stall_seconds = 0.5;
+  result.memory.stalls[static_cast<std::size_t>(llmmem::stall_cause::budget)] = 0.375;
+  result.memory.first_step_stall_seconds = 0.0625;
   result.memory.stall_lower_bound_seconds = 0.25;
   result.memory.regret = 0.125;
   result.skipped_steps = 3;
@@ -81,6 +86,9 @@ TEST_CASE("a report has a run's moved bytes by link, and the first tier's peak")
   CHECK(json["peak_resident_bytes"] == 20);
   CHECK(json["bytes_moved"] == nlohmann::json{{"device to host", 123}, {"host to \"disk\"", 456}});
   CHECK(json["stall_seconds"] == 0.5);
+  CHECK(json["stalls"]["budget"] == 0.375);
+  CHECK(json["stalls"]["codec"] == 0);
+  CHECK(json["first_step_stall_seconds"] == 0.0625);
   CHECK(json["stall_lower_bound_seconds"] == 0.25);
   CHECK(json["regret"] == 0.125);
   CHECK(json["skipped_steps"] == 3);
@@ -102,12 +110,15 @@ TEST_CASE("the stall of a run is the sum of its steps' stalls") {
   const auto memory = [&] {
     memory_report now;
     now.stall_seconds = waiting.stalled;
+    now.stalls[1] = waiting.stalled / 2;
     return now;
   };
   double shown = 0;
   const run_result result = run_training(waiting, text, shape, 4, 1, memory,
                                          [&](const run_progress& now) { shown = now.memory.stall_seconds; });
   CHECK(result.memory.stall_seconds == 1);
+  CHECK(result.memory.stalls[1] == 0.5);
+  CHECK(result.memory.first_step_stall_seconds == 0.25);
   CHECK(shown == 9);
   CHECK(result.losses.size() == 5);
 }

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "refit/application.hpp"
+#include "refit/saved_run.hpp"
 #include "support/program_run.hpp"
 #include "support/random.hpp"
 #include "support/seeds.hpp"
@@ -60,24 +62,28 @@ const std::vector<feature>& features() {
        {{},
         {"--workers", "3", "--local-steps", "1", "--outer", "sgd"},
         {"--workers", "2", "--local-steps", "2"}}},
+      {"tiles", {{}, {"--tiles", "2"}, {"--tiles", "5"}}},
   };
   return all;
 }
 constexpr std::size_t parallel = 0, gather_ahead = 3, save = 5, ranks = 6, optimizer = 7, wire = 8, clip = 9,
-                      apart = 12;
+                      apart = 12, tiles = 13;
 
 /// Which value of each feature.
 using combination = std::vector<std::size_t>;
 
-/// Gathers ahead are of weights in shards, and all ranks must divide the batch of 6.
+/// Gathers ahead are of weights in shards, all ranks must divide the batch of 6, and Adafactor works on whole
+/// matrices.
 bool is_refused(std::size_t a, std::size_t value_of_a, std::size_t b, std::size_t value_of_b) {
   if (a == parallel && b == gather_ahead) return value_of_b != 0 && value_of_a != 3;
+  if (a == optimizer && b == tiles) return value_of_a == 2 && value_of_b != 0;
   if (a != ranks || b != apart) return false;
   return (value_of_a == 2 && value_of_b == 1) || (value_of_a == 0 && value_of_b == 2);
 }
 bool is_allowed(const combination& of) {
   return !is_refused(parallel, of[parallel], gather_ahead, of[gather_ahead]) &&
-         !is_refused(ranks, of[ranks], apart, of[apart]);
+         !is_refused(ranks, of[ranks], apart, of[apart]) &&
+         !is_refused(optimizer, of[optimizer], tiles, of[tiles]);
 }
 
 arguments arguments_of(const combination& of, const std::string& folder) {
@@ -141,12 +147,13 @@ void check_predicted(const nlohmann::json& measured) {
 /// The losses and the digest of as many ranks and workers, with the same optimizer and clipping, that keep
 /// everything in plain memory. A loss scale that is a power of two changes no bits. A wire that loses
 /// something has the bits of its own sums: with plain data parallelism their owners' sums are rounded too,
-/// and with sharded weights these are.
+/// and with sharded weights these are; the groups of a wire are those of a tile.
 const nlohmann::json& plain(const combination& of) {
   static std::map<std::vector<std::size_t>, nlohmann::json> known;
   const bool is_lossy = of[wire] != 0 && features()[ranks].values[of[ranks]].back() != "1";
   const std::size_t kind = !is_lossy ? 0 : of[parallel] == 0 ? 1 : of[parallel] == 3 ? 3 : 2;
-  const std::vector key{of[ranks], of[optimizer], is_lossy ? of[wire] : 0, kind, of[clip], of[apart]};
+  const std::vector key{of[ranks], of[optimizer], is_lossy ? of[wire] : 0, kind,
+                        of[clip],  of[apart],     is_lossy ? of[tiles] : 0};
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
   arguments all = features()[ranks].values[of[ranks]];
@@ -156,6 +163,7 @@ const nlohmann::json& plain(const combination& of) {
   add(features()[apart].values[of[apart]]);
   if (is_lossy) {
     add(features()[wire].values[of[wire]]);
+    add(features()[tiles].values[of[tiles]]);
     if (kind > 1) add({"--parallel", kind == 2 ? "zero1" : "zero3"});
   }
   return known[key] = json_of(all);
@@ -234,6 +242,7 @@ TEST_CASE("the bytes are also as predicted for ranges of whole pages") {
   for (const arguments& more : std::vector<arguments>{{},
                                                       {"--recompute", "full"},
                                                       {"--ranks", "2", "--parallel", "zero1"},
+                                                      {"--tiles", "3"},
                                                       {"--ranks", "2", "--parallel", "zero3"}}) {
     arguments all = large;
     all.insert(all.end(), more.begin(), more.end());
@@ -250,6 +259,7 @@ TEST_CASE("the peak is also as predicted without ranks") {
     for (const arguments& again : features()[2].values) {
       arguments all = memory;
       all.insert(all.end(), again.begin(), again.end());
+      if (again == features()[2].values[memory.size() % 3]) all.insert(all.end(), {"--tiles", "3"});
       const nlohmann::json json = json_of(all);
       CHECK(json["digest"] == reference["digest"]);
       CHECK(json["losses"] == reference["losses"]);
@@ -274,13 +284,13 @@ TEST_CASE(
       {"--ranks", "2", "--parallel", "zero3", "--memory", "tiered", "--budget-mib", "1", "--recompute",
        "full"},
       {"--ranks", "2", "--parallel", "zero1", "--memory", "tiered", "--budget-mib", "1", "--schedule",
-       "on_demand"},
+       "on_demand", "--tiles", "5"},
       {"--ranks", "3", "--parallel", "zero3", "--gather-ahead", "1"},
       {"--ranks", "3", "--parallel", "zero2", "--memory", "tiered", "--budget-mib", "1", "--schedule",
        "on_demand"},
       {},
       {"--memory", "tiered", "--budget-mib", "1", "--recompute", "selective", "--schedule", "on_demand"},
-      {"--ranks", "1", "--parallel", "zero2"}};
+      {"--ranks", "1", "--parallel", "zero2", "--tiles", "3"}};
   const auto ranks_of = [](const arguments& of) {
     return of.empty() || of[0] != "--ranks" ? std::string("1") : of[1];
   };
@@ -345,7 +355,7 @@ TEST_CASE(
     return json;
   };
   const std::vector<arguments> settings{{"--optimizer", "muon"},
-                                        {"--parallel", "zero1"},
+                                        {"--parallel", "zero1", "--tiles", "2"},
                                         {"--parallel", "zero3", "--memory", "tiered", "--budget-mib", "1",
                                          "--schedule", "on_demand", "--loss-scale", "64"}};
   for (const arguments& before : settings) {
@@ -595,6 +605,52 @@ TEST_CASE("every wire trains within a band of the plain losses, with the predict
   }
 }
 
+TEST_CASE("a rank gathers a tile instead of a layer, and not more again than what it computes again") {
+  const auto with = [](const arguments& more) {
+    arguments all{"--width", "24", "--layers", "3", "--parallel", "zero3"};
+    all.insert(all.end(), more.begin(), more.end());
+    const nlohmann::json json = json_of(four_ranks(all));
+    for (const nlohmann::json& each : json["ranks"])
+      check_predicted(each);
+    return json;
+  };
+  const auto gathered = [](const nlohmann::json& of) {
+    return of["ranks"][3]["peak_state_bytes"].get<std::uint64_t>() -
+           of["ranks"][3]["kept_state_bytes"].get<std::uint64_t>();
+  };
+  const auto sent = [](const nlohmann::json& of) {
+    return of["ranks"][3]["bytes_sent"].get<std::uint64_t>();
+  };
+  const nlohmann::json whole = with({});
+  const nlohmann::json cut = with({"--tiles", "8"});
+  CHECK(cut["digest"] == whole["digest"]);
+  CHECK(cut["losses"] == whole["losses"]);
+  CHECK(sent(cut) == sent(whole));
+  // The weights and gradients of the embedding's tokens and positions are the largest that remain.
+  CHECK(gathered(whole) > 2 * gathered(cut));
+  const nlohmann::json again = with({"--tiles", "8", "--recompute", "full"});
+  CHECK(again["digest"] == whole["digest"]);
+  CHECK(gathered(again) == gathered(cut));
+  CHECK(sent(again) > sent(cut));
+  CHECK(sent(with({"--tiles", "8", "--recompute", "selective"})) == sent(cut));
+  const nlohmann::json ahead = with({"--tiles", "8", "--recompute", "full", "--gather-ahead", "2"});
+  CHECK(ahead["digest"] == whole["digest"]);
+  const nlohmann::json near =
+      with({"--tiles", "8", "--recompute", "full", "--node-ranks", "2", "--secondary-shards"});
+  CHECK(near["losses"].size() == 3);
+  for (const auto& [more, why] : std::vector<std::pair<arguments, std::string>>{
+           {{"--tiles", "13"}, "--tiles 13 of matrices with --width 12 rows"},
+           {{"--tiles", "2", "--optimizer", "muon"}, "--optimizer muon works on whole matrices"},
+           {{"--tiles", "2", "--optimizer", "adafactor"}, "--optimizer adafactor works on whole matrices"},
+           {{"--tiles", "2", "--optimizer", "sgd", "--wire", "topk:0.5", "--ranks", "2"},
+            "would send those of each tile"}}) {
+    const outcome refused = run(more, 1);
+    CAPTURE(refused.notes);
+    CHECK(refused.status == exit_status::wrong_usage);
+    CHECK(refused.notes.find(why) != refused.notes.npos);
+  }
+}
+
 TEST_CASE("secondary shards change no bits, and take and send the predicted bytes") {
   for (const arguments& by : std::vector<arguments>{
            {},
@@ -716,4 +772,107 @@ TEST_CASE("the loss scale grows, and its count of clean steps is in the checkpoi
     CHECK(json["loss_scale"] == 2048);
     CHECK(json["digest"] == grown["digest"]);
   }
+}
+
+namespace {
+
+/// Trains two steps on two ranks, or as `more` says, and saves them.
+void save_run(const std::string& folder, const arguments& more) {
+  arguments all{"--layers",         "2",   "--width",   "32",
+                "--heads",          "2",   "--context", "8",
+                "--batch",          "4",   "--steps",   "2",
+                "--threads",        "1",   "--text",    LLMMEM_SOURCE_DIR "/README.md",
+                "--checkpoint-dir", folder};
+  all.insert(all.end(), more.begin(), more.end());
+  const auto done =
+      run_captured([&](std::FILE* out, std::FILE* notes) { return run_application(all, out, notes); });
+  REQUIRE_MESSAGE(done.status == exit_status::success, done.notes);
+}
+
+outcome refit_program(const arguments& all) {
+  return run_captured(
+      [&](std::FILE* out, std::FILE* notes) { return refit_example::run_application(all, out, notes); });
+}
+
+}  // namespace
+
+TEST_CASE("engines take a run that train_gpt saved, to the same bits from any settings") {
+  const temporary_folder folder;
+  std::uint32_t bf16 = 0;
+  std::uint32_t codes = 0;
+  std::size_t saved = 0;
+  for (const arguments& more : std::vector<arguments>{
+           {"--ranks", "2"},
+           {"--ranks", "2", "--parallel", "zero3", "--tiles", "3"},
+           {"--ranks", "2", "--parallel", "zero1", "--memory", "tiered", "--budget-mib", "1", "--recompute",
+            "full"},
+           {"--ranks", "2", "--parallel", "zero3", "--memory", "tiered", "--budget-mib", "1", "--host-mib",
+            "1", "--gather-ahead", "1"},
+           {"--ranks", "2", "--parallel", "zero2", "--sums-in-flight", "1", "--clip-norm", "1e30"}}) {
+    const std::string name = folder.file("run" + std::to_string(saved++));
+    save_run(name, more);
+    for (const auto& [engines, form] :
+         {std::pair(1U, refit_example::weight_form::bf16), std::pair(2U, refit_example::weight_form::bf16),
+          std::pair(1U, refit_example::weight_form::int8)}) {
+      CAPTURE(engines);
+      const refit_example::saved_result result = refit_example::refit_saved(name, engines, form);
+      CHECK(result.saved_by == 2);
+      CHECK(result.line.step == 2);
+      CHECK(result.line.wrong_tensors == 0);
+      CHECK(result.line.sent_bytes == 0);
+      CHECK(result.line.loss > 4);
+      if (engines != 1) continue;
+      std::uint32_t& known = form == refit_example::weight_form::bf16 ? bf16 : codes;
+      if (saved == 1) known = result.checksum;
+      CHECK(result.checksum == known);
+    }
+  }
+  CHECK(bf16 != codes);
+  // Of workers that train apart, the first one's; of another run, other weights.
+  save_run(folder.file("apart"), {"--workers", "2", "--local-steps", "2", "--optimizer", "sgd"});
+  const refit_example::saved_result of_first =
+      refit_example::refit_saved(folder.file("apart"), 1, refit_example::weight_form::bf16);
+  CHECK(of_first.line.wrong_tensors == 0);
+  CHECK(of_first.checksum != bf16);
+
+  const auto json = nlohmann::json::parse(
+      refit_program({"--from", folder.file("run3"), "--engines", "2", "--form", "bf16", "--json"}).out);
+  CHECK(json["wrong_tensors"] == 0);
+  CHECK(json["saved_by"] == 2);
+  CHECK(json["step"] == 2);
+  CHECK(json["image_bytes"].get<std::uint64_t>() > 0);
+}
+
+TEST_CASE("a folder that cannot be an engine's source is refused with the reason") {
+  const temporary_folder folder;
+  const auto refused = [](const arguments& all, const char* why, exit_status status) {
+    const outcome done = refit_program(all);
+    CAPTURE(done.notes);
+    CHECK(done.status == status);
+    CHECK(done.notes.find(why) != done.notes.npos);
+  };
+  std::filesystem::create_directory(folder.file("empty"));
+  refused({"--from", folder.file("empty")}, "has no complete checkpoint", exit_status::failure);
+  refused({"--from", folder.file("empty"), "--steps", "2"}, "--from takes weights that are trained",
+          exit_status::wrong_usage);
+  using llmmem::refit_bands;
+  const refit_example::engine_model engine = refit_example::engine_of(
+      std::vector<llmmem::refit_tensor>{
+          {.name = "worker1.ln_f.bias", .shape = llmmem::tensor_shape::vector(8)},
+          {.name = "h.0.attn.c_attn.weight", .shape = llmmem::tensor_shape::matrix(8, 24)},
+          {.name = "h.0.attn.c_attn.bias", .shape = llmmem::tensor_shape::vector(24)}},
+      refit_example::weight_form::bf16);
+  REQUIRE(engine.rules.size() == 6);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const std::string part = std::string("h.0.attn.") + "qkv"[i];
+    CHECK(engine.rules[i].target == part + ".weight");
+    CHECK(engine.rules[i].from == refit_bands::columns(8 * i, 8));
+    CHECK(engine.rules[3 + i].target == part + ".bias");
+    CHECK(engine.rules[3 + i].from == refit_bands::rows(8 * i, 8));
+  }
+  CHECK_THROWS_WITH_AS(static_cast<void>(refit_example::engine_of(
+                           std::vector<llmmem::refit_tensor>{{.name = "mean.h.0.ln_1.weight"}},
+                           refit_example::weight_form::bf16)),
+                       "refit: the checkpoint has no weights with the names that train_gpt gives",
+                       llmmem::argument_error);
 }

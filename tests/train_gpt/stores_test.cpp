@@ -102,6 +102,7 @@ TEST_CASE("every step makes the calls of the schedule, in its order") {
     shape.blocks = blocks;
     if (blocks > 2)
       shape.optimizer = blocks == 5 ? llmmem::optimizer_form::adafactor : llmmem::optimizer_form::muon;
+    if (blocks <= 2) shape.tiles = static_cast<std::uint32_t>(3 * (blocks - 1));
     tiny_gpt<float> tiny(shape);
     store_log log;
     checking_state<float> state(shape, log);

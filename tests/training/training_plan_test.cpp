@@ -282,6 +282,39 @@ TEST_SUITE("training_plan") {
     CHECK(networked.stall_ns == networked.sent_per_step * 1000 - without.step_ns);
   }
 
+  TEST_CASE("a layer in parts keeps, saves and sends as the whole one, and gathers its largest part") {
+    training_shape whole = four_layers();
+    training_shape parts = whole;
+    whole.layers[2].record.kept = parts.layers[2].record.kept = {{0, 400}};
+    training_layer second = parts.layers[2];
+    second.parameters /= 4;
+    const std::uint64_t first = parts.layers[2].parameters -= second.parameters;
+    second.continues = true;
+    second.record = {};
+    second.forward_ns = second.backward_ns = second.update_ns = second.rebuild_ns = 0;
+    parts.layers.insert(parts.layers.begin() + 3, second);
+    parts.layers[1].parameters = whole.layers[1].parameters = 8;
+    parts.layers.back().parameters = whole.layers.back().parameters = 8;
+    parts.layers.front().parameters = whole.layers.front().parameters = 8;
+    const training_plan plan{.ranks = 2, .zero = zero_stage::weights};
+    const training_prediction one = predict(plan, whole, rank_id{0});
+    const training_prediction two = predict(plan, parts, rank_id{0});
+    CHECK(two.kept == one.kept);
+    CHECK(two.saved_bytes == one.saved_bytes);
+    CHECK(two.sent_per_step == one.sent_per_step);
+    CHECK(two.records_bytes == one.records_bytes);
+    CHECK(two.step_ns == one.step_ns);
+    CHECK(one.gathered.bytes - two.gathered.bytes >= 8 * second.parameters);
+    // The record is computed again from the first part only: its weights are gathered once more.
+    parts.layers[2].is_rebuilt_from = true;
+    CHECK(predict(plan, parts, rank_id{0}).gathered.bytes == two.gathered.bytes);
+    const auto sent = [&](rank_id rank) { return predict(plan, parts, rank).sent_per_step; };
+    parts.layers[2].is_rebuilt_from = false;
+    const std::uint64_t before = sent(rank_id{0}) + sent(rank_id{1});
+    parts.layers[2].is_rebuilt_from = true;
+    CHECK(sent(rank_id{0}) + sent(rank_id{1}) - before == 4 * first);
+  }
+
   TEST_CASE("an impossible plan is refused with the reason") {
     const training_shape shape = four_layers();
     const auto refused = [&](const training_plan& plan, const training_shape& of, const char* why) {
@@ -298,6 +331,20 @@ TEST_SUITE("training_plan") {
     training_shape of_nothing = shape;
     of_nothing.value_bytes = 0;
     refused({}, of_nothing, "training_plan: values of 0 bytes");
+    training_shape of_parts = shape;
+    of_parts.layers[2].continues = true;
+    refused({}, of_parts,
+            ("training_plan: layer 2, which continues the one before, has a record of " +
+             std::to_string(shape.layers[2].record.bytes) + " bytes; give it to the layer's first part")
+                .c_str());
+    of_parts.layers[2].record = {};
+    of_parts.layers[2].factors = of_parts.layers[2].tensors = 1;
+    refused({.optimizer = optimizer_form::muon}, of_parts,
+            "training_plan: layer 2, which continues the one before, with muon, which works on whole "
+            "matrices; use an optimizer of each element");
+    of_parts.layers[0].continues = true;
+    refused({}, of_parts,
+            "training_plan: layer 0, which continues the one before, is the first; clear continues");
     const wire_form int8(wire_format::int8);
     refused({.ranks = 2, .wires = {.gather = int8}}, shape,
             "training_plan: a wire for gathers of weights that every rank holds completely; use "

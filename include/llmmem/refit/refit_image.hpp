@@ -94,6 +94,12 @@ class refit_image {
                            " bytes for a layout of " + std::to_string(layout.bytes()));
   }
 
+  /// The same in a `memory_range`. A refit joins, converts and quantises what arrives on the host: a range of
+  /// a space that the host cannot touch, such as a `device_space`, is refused when the program is compiled.
+  template <class Range>
+    requires requires(const Range& range) { range.addresses(); }
+  refit_image(const refit_layout& layout, const Range& memory) : refit_image(layout, host_bytes(memory)) {}
+
   [[nodiscard]] const refit_layout& layout() const noexcept { return *layout_; }
   [[nodiscard]] std::span<std::byte> memory() const noexcept { return memory_; }
   /// Returns the elements, or the codes, that this rank has of a tensor.
@@ -122,6 +128,17 @@ class refit_image {
   }
 
  private:
+  template <class Range>
+  [[nodiscard]] static std::span<std::byte> host_bytes(const Range& memory) noexcept {
+    constexpr bool is_touched = requires { memory.span(); };
+    static_assert(
+        is_touched,
+        "refit_image: the host cannot touch this space; take pinned memory, and copy each published "
+        "image to the device behind a fence");
+    if constexpr (is_touched) return memory.span();
+    return {};
+  }
+
   const refit_layout* layout_ = nullptr;
   std::span<std::byte> memory_{};
   std::uint64_t number_ = 0;

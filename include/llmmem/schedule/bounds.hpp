@@ -53,6 +53,10 @@ enum class bounded_iteration : std::uint8_t {
 /// is the largest such sum (over windows that begin at chosen events, or at all events if they are few). In
 /// the steady state, an iteration also lasts at least as long as its bytes take in each direction.
 ///
+/// **Transfers.** A gap moves at most once in each direction, and whole, so that bytes need at least as many
+/// transfers as the largest gaps that have so many bytes together; each takes the link's latency. A window
+/// has the gaps that end in it (to come up), or open in it (to go down).
+///
 /// @par Complexity   O(n log n) for n events. For up to some thousand events, the search for windows begins
 ///                   at every event; for more, only at the first.
 /// @throws argument_error  as planners do.

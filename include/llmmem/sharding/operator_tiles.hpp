@@ -33,8 +33,8 @@ inline namespace v0 {
 ///     }).value();
 ///
 /// **The bits are those of the operator without tiles**, if the caller computes each output by itself, and
-/// adds to the gradients of inputs in the order of outputs. Tiles of inputs would add in another order, so
-/// there are none.
+/// adds to the gradients of inputs in the order of outputs. Tiles of inputs, as of a matrix of [inputs,
+/// outputs], have the same bits only if the caller's product adds one input after the other.
 ///
 /// @par Thread safety   immutable.
 /// @par Source          Rajbhandari et al., "ZeRO-Infinity", SC 2021 (arXiv 2104.07857), section 5.1.3.

@@ -72,7 +72,9 @@ struct training_prediction {
 ///                         matrices of more elements than their layer; for outer steps of no workers, or of
 ///                         values that are not 4 bytes, and for several workers without outer steps; for
 ///                         sums of the largest gradients with another optimizer than `sgd`, shards, wires,
-///                         sums in flight, values that are not 4 bytes, or a layer past 2^32 parameters.
+///                         sums in flight, values that are not 4 bytes, or a layer past 2^32 parameters;
+///                         for a layer that continues none or has a record of its own, and for parts of
+///                         layers with `adafactor` or `muon`.
 void check_plan(const training_plan& plan, const training_shape& shape);
 
 /// Returns the chunks and the calls of one rank's step on a store of chunks (`leased_pieces`,

@@ -31,6 +31,12 @@ struct training_layer {
   std::uint64_t factors = 0;     ///< floats of `adafactor`'s state: the sum of its tensors' `factor_count`
   std::uint64_t tensors = 0;     ///< of the layer, with `adafactor`
   std::vector<tensor_shape> matrices{};  ///< that `muon` updates; `adamw` updates the other parameters
+  /// Whether it is another part of the layer before it, such as a tile (`operator_tiles`): weights are
+  /// gathered, and gradients summed and updated, part by part. The record is that of the first part, from
+  /// the first one's forward pass to the last one's, and in the backward pass the other way round.
+  bool continues = false;
+  /// In a layer of several parts: whether what is computed again of its record reads this part's weights.
+  bool is_rebuilt_from = false;
 };
 
 /// A model as a chain of layers, the first of which is an embedding: it has no record, and its backward pass

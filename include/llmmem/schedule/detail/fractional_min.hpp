@@ -25,6 +25,43 @@ enum class gap_kind : std::uint8_t {
 /// The contents of the tiers at the beginning.
 enum class beginning : std::uint8_t { empty, free_choice };
 
+/// Sizes of gaps, each of which moves at most once and whole.
+class gap_sizes {
+ public:
+  void clear() noexcept {
+    for (entry& each : entries_)
+      each.count = 0;
+  }
+  /// Adds a gap. O(different sizes).
+  void add(std::uint64_t size) {
+    auto at = entries_.begin();
+    while (at != entries_.end() && at->size > size)
+      ++at;
+    if (at == entries_.end() || at->size != size) at = entries_.insert(at, entry{size, 0});
+    ++at->count;
+  }
+  /// Returns the fewest gaps that have `bytes` together, the largest first; more bytes than all have are as
+  /// many gaps as there are. O(different sizes).
+  [[nodiscard]] std::uint64_t fewest(std::uint64_t bytes) const noexcept {
+    std::uint64_t gaps = 0;
+    for (const entry& each : entries_) {
+      if (bytes == 0) break;
+      const std::uint64_t needed = bytes / each.size + (bytes % each.size != 0 ? 1 : 0);
+      const std::uint64_t count = std::min(needed, each.count);
+      gaps += count;
+      bytes -= std::min(bytes, count * each.size);
+    }
+    return gaps;
+  }
+
+ private:
+  struct entry {
+    std::uint64_t size = 0;
+    std::uint64_t count = 0;
+  };
+  std::vector<entry> entries_{};  // the largest first
+};
+
 /// Visits some iterations event by event. While the open gaps have more bytes than the budget, it gives up
 /// bytes of the gap that ends last. A gap is filed under the position of the event that ends it, which is
 /// unique.
@@ -60,6 +97,7 @@ class fractional_min {
     used_ = 0;
     moved_ = 0;
     given_up_ = 0;
+    gaps_.clear();
     if (how == beginning::empty) return;
     // The state before, as if everything fitted: the gaps that the previous iteration leaves open.
     const std::uint64_t seen = begin + count_;
@@ -86,6 +124,10 @@ class fractional_min {
   /// Returns the bytes of gaps given up since the beginning, including gaps that have not ended.
   [[nodiscard]] std::uint64_t given_up() const noexcept { return given_up_; }
 
+  /// Returns the sizes of the gaps since the beginning that may have moved: those that have ended, or,
+  /// between writes, have opened.
+  [[nodiscard]] const gap_sizes& gaps() const noexcept { return gaps_; }
+
   /// Advances over one event. @return the bytes that must have moved since the beginning.
   std::uint64_t advance() {
     const std::uint64_t index = position_ % count_;
@@ -97,6 +139,7 @@ class fractional_min {
                               ? event.call == trace_call::acquire && tiering::reads(event.mode)
                               : event.call == trace_call::acquire && own.end != never;
       if (wanted) moved_ += size - own.bytes;
+      if (wanted && kind_ == gap_kind::to_read) gaps_.add(size);
       if (own.end != never && own.bytes != 0) filed_.erase(own.end);
       own.end = never;
       hold(own, kind_ == gap_kind::to_read && event.call == trace_call::acquire ? size : 0);
@@ -106,6 +149,7 @@ class fractional_min {
       hold(own, end == never ? 0 : size);
       if (end != never) {
         own.end = end + (position_ - index);
+        if (kind_ == gap_kind::between_writes) gaps_.add(size);
         filed_.insert(own.end);
       }
     }
@@ -157,6 +201,7 @@ class fractional_min {
   std::uint64_t used_ = 0;
   std::uint64_t moved_ = 0;
   std::uint64_t given_up_ = 0;
+  gap_sizes gaps_{};
 };
 
 }  // namespace detail

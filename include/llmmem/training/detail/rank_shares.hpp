@@ -54,6 +54,27 @@ class rank_shares_of {
   }
 
   [[nodiscard]] std::size_t layers() const noexcept { return shape_->layers.size(); }
+  /// @name Layers in parts
+  /// @{
+  [[nodiscard]] std::size_t first_part(std::size_t layer) const noexcept {
+    while (shape_->layers[layer].continues)
+      --layer;
+    return layer;
+  }
+  [[nodiscard]] bool is_last_part(std::size_t layer) const noexcept {
+    return layer + 1 == layers() || !shape_->layers[layer + 1].continues;
+  }
+  [[nodiscard]] bool is_whole(std::size_t layer) const noexcept {
+    return !shape_->layers[layer].continues && is_last_part(layer);
+  }
+  /// Whether the backward pass reads the weights: not the embedding's.
+  [[nodiscard]] bool is_read_back(std::size_t layer) const noexcept { return first_part(layer) != 0; }
+  /// Whether the weights are gathered once more, to compute a part of the record again.
+  [[nodiscard]] bool is_read_by_rebuild(std::size_t layer) const noexcept {
+    return !is_whole(layer) && shape_->layers[layer].is_rebuilt_from &&
+           !shape_->layers[first_part(layer)].record.is_complete();
+  }
+  /// @}
   [[nodiscard]] std::uint64_t whole(std::size_t layer) const { return facts_[layer].bytes(); }
   [[nodiscard]] std::uint64_t local(std::size_t layer, state_kind kind) const {
     return shape_->value_bytes * split(kind).local(id(layer), rank_).elements();

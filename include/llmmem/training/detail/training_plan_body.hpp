@@ -85,29 +85,41 @@ class step_writer {
     if (!shares_.is_gathered(layer, state_kind::weights)) release(pieces_[weights][layer]);
   }
   void forward(std::size_t layer) {
-    const training_layer& it = shape_->layers[layer];
     acquire(records_[layer], access_mode::write);
     begin_reading_weights(layer);
-    recorder_.compute(it.forward_ns);
+    recorder_.compute(shape_->layers[layer].forward_ns);
     end_reading_weights(layer);
-    if (kept_[layer]) touch(kept_[layer], access_mode::write);
-    release(records_[layer]);
-    if (kept_[layer]) discard(records_[layer]);
+    if (!shares_.is_last_part(layer)) return;
+    const std::size_t first = shares_.first_part(layer);
+    if (kept_[first]) touch(kept_[first], access_mode::write);
+    release(records_[first]);
+    if (kept_[first]) discard(records_[first]);
+  }
+  void fetch(std::size_t first) {
+    if (kept_[first]) {
+      acquire(kept_[first], access_mode::read);
+      acquire(records_[first], access_mode::write);
+      release(kept_[first]);
+      discard(kept_[first]);
+      for (std::size_t part = first; part < shares_.layers() && shares_.first_part(part) == first; ++part) {
+        if (!shares_.is_read_by_rebuild(part)) continue;
+        begin_reading_weights(part);
+        end_reading_weights(part);
+      }
+      recorder_.compute(shape_->layers[first].rebuild_ns);
+    } else {
+      acquire(records_[first], access_mode::read);
+    }
   }
   void backward(std::size_t layer) {
     const training_layer& it = shape_->layers[layer];
-    const bool has_record = records_[layer].has_value();
+    const std::size_t first = shares_.first_part(layer);
+    const bool has_record = records_[first].has_value();
     if (has_record) {
+      // The parts' weights are not leased together with those that rebuild the record.
+      if (!shares_.is_whole(layer) && shares_.is_last_part(layer)) fetch(first);
       begin_reading_weights(layer);
-      if (kept_[layer]) {
-        acquire(kept_[layer], access_mode::read);
-        acquire(records_[layer], access_mode::write);
-        release(kept_[layer]);
-        discard(kept_[layer]);
-        recorder_.compute(it.rebuild_ns);
-      } else {
-        acquire(records_[layer], access_mode::read);
-      }
+      if (shares_.is_whole(layer)) fetch(first);
     }
     const bool is_gathered = shares_.is_gathered(layer, state_kind::gradients);
     if (!is_gathered) acquire(pieces_[gradients][layer], access_mode::write);
@@ -129,8 +141,10 @@ class step_writer {
       release(pieces_[gradients][layer]);
     }
     if (has_record) {
-      release(records_[layer]);
-      discard(records_[layer]);
+      if (layer == first) {
+        release(records_[first]);
+        discard(records_[first]);
+      }
       end_reading_weights(layer);
     }
   }
@@ -252,6 +266,7 @@ inline void add_bytes(std::uint64_t& to, std::uint64_t more, const char* what) {
   std::uint64_t most_gradients = 0;
   std::uint64_t most_sum_messages = 0;
   std::uint64_t most_messages = 0;  // of a gather
+  std::uint64_t most_rebuilt = 0;   // weights that are gathered in addition to the plan
   constexpr const char* what = "training_plan: bytes of gathered layers";
   std::vector<std::uint64_t> wholes;
   for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
@@ -262,13 +277,14 @@ inline void add_bytes(std::uint64_t& to, std::uint64_t more, const char* what) {
     const std::uint64_t sum = checked_add(gradients, sum_messages, what);
     // The embedding's gradients are made without its weights.
     const std::uint64_t messages = plan.memory.taken(shares.gather_bytes(layer));
-    const bool needs_weights = layer != 0 && !shares.has_weights_back(layer);
+    const bool needs_weights = shares.is_read_back(layer) && !shares.has_weights_back(layer);
     most = std::max(
         {most, checked_add(weights, messages, what), checked_add(sum, needs_weights ? weights : 0, what)});
     most_sum = std::max(most_sum, sum);
     most_gradients = std::max(most_gradients, gradients);
     most_sum_messages = std::max(most_sum_messages, sum_messages);
     most_messages = std::max(most_messages, messages);
+    if (shares.is_read_by_rebuild(layer)) most_rebuilt = std::max(most_rebuilt, weights);
     wholes.push_back(weights);
   }
   // Contributions wait for their sums, of which one has messages at a time.
@@ -294,6 +310,7 @@ inline void add_bytes(std::uint64_t& to, std::uint64_t more, const char* what) {
   for (const std::uint64_t each : wholes)
     add_bytes(all, each, what);
   add_bytes(most_sum, in_flight, what);
+  add_bytes(most_sum, most_rebuilt, what);
   return {checked_add(checked_add(std::min(in_a_row, all), most_sum, what), most_messages, what), true};
 }
 
@@ -357,13 +374,38 @@ inline void count_sent(const training_plan& plan, const rank_shares_of& shares, 
     add_bytes(into.sent_per_step, shares.sent_by_sum(layer), what);
     add_bytes(into.sent_per_step, shares.sent_by_update(layer), what);
     if (is_gathered) {
-      const bool is_read_back = layer != 0 && layer < layers - stay;
+      const bool is_read_back = shares.is_read_back(layer) && layer < layers - stay;
       add_bytes(into.sent_per_step, shares.sent_by_gather(layer), what);
+      if (shares.is_read_by_rebuild(layer))
+        add_bytes(into.sent_per_step, shares.sent_by_gather_back(layer), what);
       if (is_read_back) add_bytes(into.sent_per_step, shares.sent_by_gather_back(layer), what);
       add_bytes(into.sent_once, shares.sent_by_gather(layer), what);
     } else if (plan.zero != zero_stage::none) {
       add_bytes(into.sent_per_step, shares.owned(layer) * others, what);
       add_bytes(into.sent_once, shares.owned(layer) * others, what);
+    }
+  }
+}
+
+}  // namespace detail
+
+namespace detail {
+
+/// Refuses parts of layers that cannot be trained by themselves.
+inline void check_parts(const training_plan& plan, const training_shape& shape) {
+  for (std::size_t i = 0; i < shape.layers.size(); ++i) {
+    const training_layer& each = shape.layers[i];
+    if (!each.continues) continue;
+    const std::string part = "training_plan: layer " + std::to_string(i) + ", which continues the one before";
+    if (i == 0) throw argument_error(part + ", is the first; clear continues");
+    if (each.record.bytes != 0) {
+      throw argument_error(part + ", has a record of " + std::to_string(each.record.bytes) +
+                           " bytes; give it to the layer's first part");
+    }
+    if (plan.optimizer == optimizer_form::adafactor || plan.optimizer == optimizer_form::muon) {
+      throw argument_error(part + ", with " +
+                           (plan.optimizer == optimizer_form::muon ? "muon" : "adafactor") +
+                           ", which works on whole matrices; use an optimizer of each element");
     }
   }
 }
@@ -446,6 +488,7 @@ inline void check_plan(const training_plan& plan, const training_shape& shape) {
                          " bytes; they change floats only");
   }
   detail::check_top_k(plan, shape);
+  detail::check_parts(plan, shape);
   if (plan.granularity == 0) throw argument_error("training_plan: a granularity of 0 bytes; 1 is the least");
 }
 
