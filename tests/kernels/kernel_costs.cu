@@ -338,6 +338,7 @@ void count_attention(counting& count) {
        {form{"bf16", in(dtype::bf16), false}, form{"e4m3", in(dtype::fp8_e4m3), false},
         form{"int8 by token", paging::in_form(model, int8_by_token), true},
         form{"int4 by token", paging::in_form(model, int4_by_token), true},
+        form{"int4 by token with zeros", paging::in_form(model, int4_by_token_zero), true},
         form{"int4 by channel", paging::in_form(model, int4_by_channel), true},
         form{"nvfp4", paging::in_form(model, nvfp4), true}}) {
     const auto cache = any_memory(layout.total_bytes(sequences * each), 21);

@@ -41,8 +41,8 @@ namespace detail {
              "one "
              "scale of f32 or bf16, or of fp8_e4m3 for fp4_e2m1, for a vector, run or channel (scale_group 1 "
              "to "
-             "3); plane {wanted} of the layout has other elements or scales (scale_group {found}), or a zero "
-             "point";
+             "3), and for int8 and int4 by vector or run a zero point (numbers = 2); plane {wanted} of the "
+             "layout has other elements or scales (scale_group {found})";
     case 6:
       return "the kernel writes single tokens, but a scale by channel is known only when its block is full; "
              "append to an open block in bf16 or f32, and close it by quantize_kv_blocks";

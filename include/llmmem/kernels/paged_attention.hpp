@@ -73,7 +73,9 @@ enum class attention_arithmetic : std::uint8_t {
   ///   by at most 2^-11 x scale x the sum of its terms' sizes; an output, at equal products, by at most 2^-11
   ///   x the weighted mean of its values' sizes. Both hold for numbers that halves have with all digits: a
   ///   query's elements from 2^-27 of its largest on, and weights times value scales from 2^-27 of the
-  ///   share's largest so far on. Smaller ones are rounded to multiples of 2^-37 of these. Keys of 2^104 and
+  ///   share's largest so far on. Zeros next to scales (int8, int4 by vector) multiply sums of floats: of the
+  ///   rounded query, and of the weights as they are; so an output's bound is of values without their zeros.
+  ///   Smaller ones are rounded to multiples of 2^-37 of these. Keys of 2^104 and
   ///   more make products infinite or NaN. So does an infinite scale of a key.
   /// - Other scales, by channel or by run: code x scale is rounded to bf16, and so are queries and weights;
   ///   both bounds are 2^-7 instead. Scales that differ within a vector are no factor of its product, so each
@@ -90,7 +92,7 @@ enum class attention_arithmetic : std::uint8_t {
   /// with equal integers elsewhere. It differs from `host_vectors` by these roundings:
   ///
   /// - a product by at most scale x (largest size of the query's elements / 254) x sum of the sizes of the
-  ///   key's elements;
+  ///   key's elements (all sizes here: without the zeros next to scales, which multiply floats);
   /// - an output by at most the sum over its tokens of (m / 510) x the size of the value's code, divided by
   ///   the sum of the weights; m is the largest weight x value scale of the token's tile of 64. (Weights are
   ///   those of the products above. Values whose m is below 2^-100 count as 0.)
@@ -150,10 +152,11 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 ///
 /// The cache holds elements, or codes with scales in its blocks: keys and values each in `int8`, `int4`,
 /// `fp8_e4m3` or `fp4_e2m1`, with one scale of `f32` or `bf16` (of `fp4_e2m1` also `fp8_e4m3`) for a vector,
-/// a run of a multiple of 8 values or a channel. A value is code x scale, rounded once; with a scale of the
+/// a run of a multiple of 8 values or a channel; int8 and int4 by vector or run may have a zero next to each
+/// scale. A value is code x scale, or code x scale + zero, rounded once; with a scale of the
 /// block (`has_global`), or else of the caller (`options.scales`), scale is the product of both, rounded
-/// once. The outputs have the bits of attention over a cache of `f32` with these values. Where `is_rotated`
-/// is set, queries are turned by Hadamard's matrix before.
+/// once, and so is zero. The outputs have the bits of attention over a cache of `f32` with these values.
+/// Where `is_rotated` is set, queries are turned by Hadamard's matrix before.
 ///
 /// With `options.latents` the cache holds records of latents (MLA; `append_mla` writes them), and attention
 /// is the absorbed one: a query is [latents | rotary], its head's `W_UK` already applied, its product is with

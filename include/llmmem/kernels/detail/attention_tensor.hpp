@@ -33,6 +33,9 @@ struct tensor_state {
   // With scales of tokens: the largest weight times scale so far. Sums are in units of the power of two
   // below.
   float largest[2];
+  // With zeros of tokens: the sum of the query's elements, and that of the lane's own tokens' weighted zeros.
+  float query_sum[2];
+  float zeros[2];
 };
 
 /// A share for up to eight query heads that share one of the cache's, by a whole warp: keys times queries, 16
@@ -185,6 +188,8 @@ class attention_tensor_work {
         }
       }
     });
+    typename Group::template held<float> elements;
+    if constexpr (Form::has_zeros) sum_queries(group, own, elements);
     LLMMEM_UNROLL
     for (std::uint32_t h = 0; h < 2; ++h) {
       typename Group::template held<float> of_head;
@@ -195,12 +200,40 @@ class attention_tensor_work {
         own[lane].total[h] = 0;
         own[lane].largest[h] = 0;
       });
+      if constexpr (Form::has_zeros) {
+        group.take_from(of_head, elements, [&](std::uint32_t lane) { return (lane % 4 * 2 + h) * 4; });
+        group.each([&](std::uint32_t lane) {
+          own[lane].query_sum[h] = of_head[lane];
+          own[lane].zeros[h] = 0;
+        });
+      }
     }
     group.each([&](std::uint32_t lane) {
       LLMMEM_UNROLL
       for (tensor_sum& each : own[lane].sum)
         each = {};
     });
+  }
+
+  /// The sum of a query's elements as the products take them, in all four lanes that have some of them.
+  template <class Group>
+  LLMMEM_HD static void sum_queries(const Group& group, typename Group::template held<tensor_state<Dim>>& own,
+                                    typename Group::template held<float>& elements) noexcept {
+    group.each([&](std::uint32_t lane) {
+      float sum = 0;
+      LLMMEM_UNROLL
+      for (std::uint32_t k = 0; k < Dim / 16; ++k) {
+        LLMMEM_UNROLL
+        for (std::uint32_t w = 0; w < 2; ++w) {
+          const float_pair both =
+              floats_of_pair<type>(static_cast<pair_bits<type>>(own[lane].query[k].word[w]));
+          sum = sum + both.first + both.second;
+        }
+      }
+      elements[lane] = sum;
+    });
+    join_pairs(group, elements, 1, [](float a, float b) { return a + b; });
+    join_pairs(group, elements, 2, [](float a, float b) { return a + b; });
   }
 
   /// Half of a step, eight tokens in one block.
@@ -291,7 +324,12 @@ class attention_tensor_work {
         LLMMEM_UNROLL
         for (std::uint32_t half = 0; half < 2; ++half) {
           float& score = scores[lane].of[half * 2 + h];
-          if constexpr (Form::has_token_scales) score = product_of(score, read[lane].key_scale[half]);
+          if constexpr (Form::has_zeros) {
+            score = fused(score, read[lane].key_scale[half],
+                          product_of(read[lane].key_zero[half], own[lane].query_sum[h]));
+          } else if constexpr (Form::has_token_scales) {
+            score = product_of(score, read[lane].key_scale[half]);
+          }
           score = read[lane].counts[half] ? product_of(score, own[lane].scale[h]) : lowest();
         }
         most[lane] = larger_of(scores[lane].of[h], scores[lane].of[2 + h]);
@@ -311,6 +349,11 @@ class attention_tensor_work {
         first = power_of_two(first - base);
         second = power_of_two(second - base);
         mine.total[h] = fused(mine.total[h], factor, first + second);
+        if constexpr (Form::has_zeros) {
+          const float zeros =
+              fused(first, read[lane].value_zero[0], product_of(second, read[lane].value_zero[1]));
+          mine.zeros[h] = fused(mine.zeros[h], factor, zeros);
+        }
         rescale[lane] = factor;
       });
       if constexpr (Form::has_token_scales) scale_weights(group, read, scores, own, h, rescale);
@@ -381,6 +424,13 @@ class attention_tensor_work {
       LLMMEM_UNROLL
       for (std::uint32_t step = 4; step < 32; step *= 2)
         join_pairs(group, total, step, [](float a, float b) { return a + b; });
+      typename Group::template held<float> zeros;
+      if constexpr (Form::has_zeros) {
+        group.each([&](std::uint32_t lane) { zeros[lane] = own[lane].zeros[h]; });
+        LLMMEM_UNROLL
+        for (std::uint32_t step = 4; step < 32; step *= 2)
+          join_pairs(group, zeros, step, [](float a, float b) { return a + b; });
+      }
       group.each([&](std::uint32_t lane) {
         const std::uint32_t query = lane % 4 * 2 + h;
         if (query >= at.queries) return;
@@ -395,6 +445,7 @@ class attention_tensor_work {
               of.sum.of[e] = product_of(
                   of.sum.of[e],
                   product_of(power_of_two_below(own[lane].largest[h], raise).power, form_.value_factor()));
+            if constexpr (Form::has_zeros) of.sum.of[e] = of.sum.of[e] + zeros[lane];
           }
           finish_share(shape_, output, at.share, at.span.shares, Form::value_pack(s, lane), of);
         }

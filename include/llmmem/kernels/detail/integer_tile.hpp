@@ -37,6 +37,7 @@ struct integer_queries {
   alignas(64) std::uint32_t words[vector_heads * query_words];
   std::int32_t offsets[vector_heads];  // what the keys' codes without a sign add to a product
   float scales[vector_heads];
+  float sums[vector_heads];  // of the elements, times the scale of a product: what zeros of keys multiply
 };
 
 /// What a share of codes needs from tile to tile.
@@ -57,6 +58,8 @@ struct integer_scratch {
   alignas(64) std::uint32_t values[integer_tile_tokens * vector_elements / 4];
   alignas(64) float key_scales[integer_tile_tokens];
   alignas(64) float value_scales[integer_tile_tokens];
+  alignas(64) float key_zeros[integer_tile_tokens];
+  alignas(64) float value_zeros[integer_tile_tokens];
   float scales[vector_heads];  // of the weights' codes
 };
 
@@ -86,13 +89,16 @@ void set_integer_query(integer_queries& to, std::size_t head, dtype code, const 
   std::fill_n(words, query_words, 0U);
   float largest = 0;
   bool is_number = true;
+  float all = 0;
   for (std::size_t i = 0; i < elements; ++i) {
+    all += query[i];
     largest = std::max(largest, __builtin_fabsf(query[i]));
     is_number = is_number && __builtin_fabsf(query[i]) <= std::numeric_limits<float>::max();
   }
   constexpr float least = 0x1p-100F;  // whose reciprocal is a number
   const float inverse = is_number && largest >= least ? 127.0F / largest : 0.0F;
   to.scales[head] = is_number ? largest / 127.0F * scale : std::numeric_limits<float>::quiet_NaN();
+  to.sums[head] = all * scale;
   const std::size_t in_byte = codes_in_byte(code);
   std::int32_t sum = 0;
   for (std::size_t i = 0; i < elements; ++i) {
@@ -237,10 +243,48 @@ LLMMEM_LANES_INLINE void load_scales(dtype element, const basic_code_rows<intege
   }
 }
 
+/// Reads the zeros of a tile that has them, and zeros up to a whole vector.
+template <unsigned N>
+LLMMEM_LANES_INLINE void load_zeros(const coded_plane& plane,
+                                    const basic_code_rows<integer_tile_tokens>& rows, std::size_t count,
+                                    float* to) noexcept {
+  if (!plane.has_zero) return;
+  for (std::size_t t = 0; t < count; ++t)
+    to[t] = load_scale(plane.scale, rows.scales[t] + scale_bytes_of(plane.scale)) * rows.global[t];
+  for (std::size_t t = count; t % N != 0; ++t)
+    to[t] = 0;
+}
+
+/// Adds a tile's weighted zeros, of which all elements of a head have the sum.
+template <unsigned N>
+LLMMEM_LANES_INLINE void add_zeros(integer_sums& of, std::size_t h, std::size_t count, const float* weights,
+                                   const float* zeros) noexcept {
+  float_lanes<N> sum{};
+  for (std::size_t t = 0; t < count; t += N) {
+    float_lanes<N> x;
+    float_lanes<N> zero;
+    load_lanes<N>(weights + t, x);
+    load_lanes<N>(zeros + t, zero);
+    sum = x * zero + sum;
+  }
+  float lanes[N];
+  store_lanes<N>(sum, lanes);
+  float all = 0;
+  for (unsigned i = 0; i < N; ++i)
+    all += lanes[i];
+  float* const to = of.sums.sum + h * of.sums.value_stride;
+  for (std::size_t e = 0; e < of.sums.value_stride; e += N) {
+    float_lanes<N> x;
+    load_lanes<N>(to + e, x);
+    x = x + all;
+    store_lanes<N>(x, to + e);
+  }
+}
+
 /// Makes weights of a head's products, and codes of the weights times the values' scales.
 template <unsigned N, byte_dots Dots>
-LLMMEM_LANES_INLINE void weigh_codes(integer_sums& of, std::size_t h, std::size_t count,
-                                     integer_scratch& scratch) noexcept {
+LLMMEM_LANES_INLINE void weigh_codes(const attention_codes& codes_of, integer_sums& of, std::size_t h,
+                                     std::size_t count, integer_scratch& scratch) noexcept {
   float* const weights = scratch.weights + h * integer_tile_tokens;
   for (std::size_t t = 0; t < count; t += N) {
     integer_lanes<N> product;
@@ -250,9 +294,15 @@ LLMMEM_LANES_INLINE void weigh_codes(integer_sums& of, std::size_t h, std::size_
     float_lanes<N> scale;
     load_lanes<N>(scratch.key_scales + t, scale);
     x = x * (scale * of.queries.scales[h]);
+    if (codes_of.keys.has_zero) {
+      float_lanes<N> zero;
+      load_lanes<N>(scratch.key_zeros + t, zero);
+      x = zero * of.queries.sums[h] + x;
+    }
     store_lanes<N>(x, weights + t);
   }
   weigh<N>(of.sums, h, count, weights);
+  if (codes_of.values.has_zero) add_zeros<N>(of, h, count, weights, scratch.value_zeros);
   float_lanes<N> largest{};
   const float_lanes<N> broken = largest + std::numeric_limits<float>::infinity();
   for (std::size_t t = 0; t < count; t += N) {
@@ -393,13 +443,15 @@ LLMMEM_LANES_INLINE void attend_integers_by(const attention_codes& codes, const 
   const std::size_t count = tile.count;
   load_scales<N>(codes.keys.scale, tile.keys, count, scratch.key_scales);
   load_scales<N>(codes.values.scale, tile.values, count, scratch.value_scales);
+  load_zeros<N>(codes.keys, tile.keys, count, scratch.key_zeros);
+  load_zeros<N>(codes.values, tile.values, count, scratch.value_zeros);
   if (of.key_code == dtype::int8) {
     multiply_codes<dtype::int8, N, Dots>(tile, next, of, scratch.products);
   } else {
     multiply_codes<dtype::int4, N, Dots>(tile, next, of, scratch.products);
   }
   for (std::size_t h = 0; h < of.sums.heads; ++h)
-    weigh_codes<N, Dots>(of, h, count, scratch);
+    weigh_codes<N, Dots>(codes, of, h, count, scratch);
   if (of.value_code == dtype::int8) {
     arrange_values<dtype::int8, N>(tile, of, scratch.values);
   } else {

@@ -377,6 +377,8 @@ result<void> attend_codes(const Run& run, const attention_shape& shape, const Ta
       switch (tensor_exactness_of(of.cache.layout)) {
         case tensor_exactness::by_token:
           return attend_by(tensor_codes<Dim, false>(codes));
+        case tensor_exactness::by_token_and_zero:
+          return attend_by(tensor_codes<Dim, false, true>(codes));
         case tensor_exactness::by_run:
           return attend_by(tensor_codes<Dim, true>(codes));
         default:

@@ -53,7 +53,8 @@ template <dtype Element>
 // A form says which packs of a key and a value a lane reads (`key_pack`, `value_pack`), which elements of a
 // pack share a word (2w and 2w + 1, or w and w + 4 where `splits_keys`, `splits_values`), and makes words of
 // what it read. Where it `has_token_scales`, each token has a scale of its key, which multiplies its
-// products, and one of its value, which multiplies its weights. `key_factor` multiplies all products, and
+// products, and one of its value, which multiplies its weights. Where it `has_zeros`, each token has a zero
+// of either too, which all elements have in addition. `key_factor` multiplies all products, and
 // `value_factor` all outputs.
 
 /// Elements as they are.
@@ -63,6 +64,7 @@ struct tensor_elements {
   static constexpr std::uint32_t dim = Dim;
   static constexpr std::uint32_t blocks = Dim == 64 ? 5 : 3;  // of 128 threads that fit at once
   static constexpr bool has_token_scales = false;
+  static constexpr bool has_zeros = false;
   static constexpr bool has_codes = false;
 
   /// A lane's keys and values of a step. Keys: elements 8t to 8t + 7 of each 32, of tokens g and g + 8.
