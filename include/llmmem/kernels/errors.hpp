@@ -55,7 +55,9 @@ namespace detail {
       return "attention over latents needs options.scale, the scale of a head before absorption "
              "(1 / sqrt(192) in DeepSeek-V3): the length of a latent does not say it";
     case 13:
-      return "tensor cores take vectors of 64 or 128 elements, and latents have more; choose "
+      return "tensor cores take records of 512 latents and 64 rotary elements of bf16, the latents in bf16 "
+             "or "
+             "in e4m3 with a float for each 128 (bf16_mla, fp8_ds_mla); choose "
              "attention_arithmetic::reproducible, or host_vectors with a host_vector_executor";
     case 14:
       return "the kernel copies single tokens, but plane {wanted} of the layout has scales that all tokens "

@@ -63,7 +63,7 @@ enum class attention_arithmetic : std::uint8_t {
   /// and so are queries of another type (after scaling by a power of two). The bits are those
   /// of a kind of device; a host has its own. The scale is applied after the products, so keys of 2^120 and
   /// more make them infinite or NaN. For caches of bf16, half, fp8 or codes whose keys and values have 64
-  /// elements, or 128.
+  /// elements, or 128; and for records of latents.
   ///
   /// Of codes, by their scales:
   ///
@@ -73,13 +73,18 @@ enum class attention_arithmetic : std::uint8_t {
   ///   by at most 2^-11 x scale x the sum of its terms' sizes; an output, at equal products, by at most 2^-11
   ///   x the weighted mean of its values' sizes. Both hold for numbers that halves have with all digits: a
   ///   query's elements from 2^-27 of its largest on, and weights times value scales from 2^-27 of the
-  ///   share's largest so far on. Zeros next to scales (int8, int4 by vector) multiply sums of floats: of the
-  ///   rounded query, and of the weights as they are; so an output's bound is of values without their zeros.
-  ///   Smaller ones are rounded to multiples of 2^-37 of these. Keys of 2^104 and
-  ///   more make products infinite or NaN. So does an infinite scale of a key.
+  ///   share's largest so far on. Smaller ones are rounded to multiples of 2^-37 of these. Keys of 2^104 and
+  ///   more make products infinite or NaN. So does an infinite scale of a key. Zeros
+  ///   next to scales (int8, int4 by vector) multiply floats: the sum of the rounded query, and the weights
+  ///   as they are; so an output's bound is of values without their zeros.
   /// - Other scales, by channel or by run: code x scale is rounded to bf16, and so are queries and weights;
   ///   both bounds are 2^-7 instead. Scales that differ within a vector are no factor of its product, so each
   ///   code is multiplied where it is read.
+  ///
+  /// Of records of latents: `bf16_mla` and `fp8_ds_mla` (512 latents and 64 rotary elements of bf16; the
+  /// latents in bf16, or in `fp8_e4m3` with a float for each 128, without an outer scale in the record). Code
+  /// x scale, queries and weights are rounded to bf16: both bounds are 2^-7. Two warps make the products of a
+  /// share, and each sums half of the latents.
   tensor_cores,
   /// Float dots by vector instructions of a host (`host_vector_executor`; other executors refuse it): each
   /// key and value is

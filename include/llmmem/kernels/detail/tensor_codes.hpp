@@ -35,18 +35,24 @@ namespace detail {
 ///
 /// Packs of a lane are neighbours, so that it reads up to 16 bytes at once.
 template <std::uint32_t Dim, bool Runs, bool Zeros = false>
-class tensor_codes {
+class tensor_codes : public tensor_held<Dim> {
   struct no_runs {};
   template <std::uint32_t Packs>
   using runs_of = std::conditional_t<Runs, run_scales<Packs>, no_runs>;
 
  public:
   static constexpr dtype type = dtype::f16;
-  static constexpr std::uint32_t dim = Dim;
+  static constexpr std::uint32_t key_dim = Dim;
+  static constexpr std::uint32_t value_dim = Dim;
+  static constexpr std::uint32_t columns = 1;
   static constexpr std::uint32_t blocks = (Dim == 64 ? 5 : 3) - (Runs ? 1 : 0);
+  static constexpr bool is_streamed = false;
   static constexpr bool has_token_scales = true;
   static constexpr bool has_zeros = Zeros;
   static constexpr bool has_codes = true;
+
+  using keys = tensor_keys<Dim>;
+  using values = tensor_values<Dim>;
 
   // Registers, which the loads fill.
   struct read {  // NOLINT(cppcoreguidelines-pro-type-member-init)
