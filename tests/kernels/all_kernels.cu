@@ -4,6 +4,7 @@
 #include <llmmem/kernels/block_summary.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/fill_verify.hpp>
+#include <llmmem/kernels/int_groups.hpp>
 #include <llmmem/kernels/kept_tokens.hpp>
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
@@ -146,6 +147,13 @@ result<void> keeping_kernels(cudaStream_t stream, const token_scores& scores, co
   const device_executor run(stream);
   if (auto done = select_tokens(run, scores, budget, chosen, budget.budget); !done) return done;
   return copy_kept_tokens(run, to, fresh, from, tables, kept, 0);
+}
+
+result<void> int_kernels(cudaStream_t stream, const int_group_form& form, std::span<std::byte> values,
+                         std::span<std::byte> codes, std::uint64_t* damaged) {
+  const device_executor run(stream);
+  if (auto done = encode_int_groups(run, form, values, codes); !done) return done;
+  return decode_int_groups(run, form, codes, values, damaged);
 }
 
 template <block_list Blocks>
