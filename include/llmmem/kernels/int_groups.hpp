@@ -45,14 +45,12 @@ struct int_group_position {
 /// @param values  [elements] of f32, at any address.
 /// @param out     `form.bytes(elements)` bytes.
 /// @return `errc::bad_granularity` for a group that is not a multiple of 8 elements, and for bytes that are
-/// not a
-///      whole number of floats; `errc::out_of_range` for other numbers of bits (index 0), groups of 0 or of
-///      more than 65536 (1) and other scales (2); `errc::too_short` for a shorter `out`. Then nothing has
-///      begun. Otherwise the result of `run`.
+///      not a whole number of floats; `errc::out_of_range` for other numbers of bits (index 0), groups of 0
+///      or of more than 65536 (1) and other scales (2); `errc::too_short` for a shorter `out`. Then nothing
+///      has begun. Otherwise the result of `run`.
 /// @par Complexity   each value is read once, in groups of up to 256 elements, else twice; codes and scales
-/// are
-///                   written once. A product and a conversion of doubles for each value, a quotient for each
-///                   group.
+///                   are written once. A product and a conversion of doubles for each value, a quotient for
+///                   each group.
 /// @par Thread safety   any number at once, on different bytes.
 template <class Run>
 result<void> encode_int_groups(const Run& run, const int_group_form& form, std::span<const std::byte> values,
