@@ -35,6 +35,7 @@ struct int_group_ends {
   Value* values = nullptr;
   Code* codes = nullptr;
   std::uint64_t elements = 0;
+  std::uint64_t groups = 0;  // counted once: a device would divide by many instructions
   int_group_form form{};
   std::uint64_t key = 0;          // of random bits
   std::uint64_t first_group = 0;  // the number of the first one
@@ -42,9 +43,6 @@ struct int_group_ends {
   std::uint32_t code_width = 1;
   std::uint32_t scale_width = 1;
 
-  [[nodiscard]] LLMMEM_HD std::uint64_t groups() const noexcept {
-    return (elements + form.group - 1) / form.group;
-  }
   [[nodiscard]] LLMMEM_HD std::uint32_t elements_of(std::uint64_t group) const noexcept {
     const std::uint64_t left = elements - group * form.group;
     return left < form.group ? static_cast<std::uint32_t>(left) : form.group;
@@ -100,7 +98,7 @@ class encode_int_work {
   encode_int_work(const int_group_ends<const std::byte, std::byte>& ends, std::uint32_t lanes) noexcept
       : ends_(ends), lanes_(lanes) {}
 
-  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return ends_.groups(); }
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return ends_.groups; }
   [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return lanes_; }
   [[nodiscard]] LLMMEM_HD held take(std::uint64_t item, group_lane lane) const noexcept {
     const std::uint32_t count = ends_.elements_of(item);
@@ -191,7 +189,7 @@ class decode_int_work {
       : ends_(ends), units_((ends.form.group + int_unit - 1) / int_unit), damaged_(damaged) {}
 
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept {
-    const std::uint64_t groups = ends_.groups();
+    const std::uint64_t groups = ends_.groups;
     if (groups == 0) return 0;
     return (groups - 1) * units_.by() + (ends_.elements_of(groups - 1) + int_unit - 1) / int_unit;
   }
@@ -286,6 +284,7 @@ template <class Value, class Code>
   out.values = values.data();
   out.codes = codes.data();
   out.elements = values.size() / 4;
+  out.groups = (out.elements + form.group - 1) / form.group;
   out.form = form;
   const std::uint64_t scale = int_scale::bytes(form.scale);
   const std::uint64_t stride = form.group_bytes(form.group);
