@@ -45,7 +45,7 @@ class tensor_codes : public tensor_held<Dim> {
   static constexpr std::uint32_t key_dim = Dim;
   static constexpr std::uint32_t value_dim = Dim;
   static constexpr std::uint32_t columns = 1;
-  static constexpr std::uint32_t blocks = (Dim == 64 ? 5 : 3) - (Runs ? 1 : 0);
+  static constexpr std::uint32_t blocks = (Dim == 64 && !Zeros ? 5 : 3) - (Runs ? 1 : 0);
   static constexpr bool is_streamed = false;
   static constexpr bool has_token_scales = true;
   static constexpr bool has_zeros = Zeros;
