@@ -25,7 +25,8 @@ enum class kv_form : std::uint8_t {
   int4_by_channel,
   k8v4,
   nvfp4,
-  int4_rotated
+  int4_rotated,
+  int4_by_token_zero
 };
 
 /// The growth of a sequence in a step: a chunk of its prompt, a token, or a token and drafts after it.

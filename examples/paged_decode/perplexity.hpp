@@ -328,11 +328,11 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
   const train_gpt::gpt_shape& shape = found.shape;
   std::string text = fmt::format(
       "{} blocks of width {} with {} heads of {}, context {}; {} tokens of {}, decoded one by one\n"
-      "  form             bytes a token  perplexity  KL to f32, mean  of 99.9%  likeliest is another\n",
+      "  form                bytes a token  perplexity  KL to f32, mean  of 99.9%  likeliest is another\n",
       shape.blocks, shape.width, shape.heads, shape.head_width(), shape.context,
       example::grouped(found.predicted), example::printable(plan.text, 512));
   for (const form_quality& each : found.forms) {
-    text += fmt::format("  {:<15}  {:>13}  {:>10.4f}", name_of(each.form),
+    text += fmt::format("  {:<18}  {:>13}  {:>10.4f}", name_of(each.form),
                         example::grouped(each.bytes_per_token), each.perplexity);
     if (each.form != kv_form::f32) {
       text += fmt::format("  {:>15.2e}  {:>8.1e}  {:>20}", each.divergence, each.divergence_999,
@@ -341,7 +341,7 @@ void decode_windows(const trained_model& of, Cache& cache, std::span<const text_
     text += "\n";
   }
   for (const kv_form each : found.left_out) {
-    text += fmt::format("  {:<15}  left out: heads have {} elements, and its groups a multiple of {}\n",
+    text += fmt::format("  {:<18}  left out: heads have {} elements, and its groups a multiple of {}\n",
                         name_of(each), shape.head_width(), int8_group);
   }
   if (!found.cold.empty()) {

@@ -29,19 +29,30 @@ inline constexpr std::array<kv_form, 5> all_forms{kv_form::f32, kv_form::bf16, k
 inline constexpr std::array<kv_form, 2> closing_forms{kv_form::int8_by_channel, kv_form::int4_by_channel};
 
 /// Of `paged_cache` too, whose quality `--weights` compares.
-inline constexpr std::array<kv_form, 3> further_forms{kv_form::k8v4, kv_form::nvfp4, kv_form::int4_rotated};
+inline constexpr std::array<kv_form, 4> further_forms{kv_form::k8v4, kv_form::nvfp4, kv_form::int4_rotated,
+                                                      kv_form::int4_by_token_zero};
 
 [[nodiscard]] constexpr std::string_view name_of(kv_form form) noexcept {
   constexpr std::array<std::string_view, all_forms.size() + closing_forms.size() + further_forms.size()>
-      names{"f32",  "bf16",  "fp8",         "int8", "int4_by_token", "int8_by_channel", "int4_by_channel",
-            "k8v4", "nvfp4", "int4_rotated"};
+      names{"f32",
+            "bf16",
+            "fp8",
+            "int8",
+            "int4_by_token",
+            "int8_by_channel",
+            "int4_by_channel",
+            "k8v4",
+            "nvfp4",
+            "int4_rotated",
+            "int4_by_token_zero"};
   return names[static_cast<std::size_t>(form)];
 }
 
 [[nodiscard]] constexpr llmmem::dtype element_of_form(kv_form form) noexcept {
   using llmmem::dtype;
-  constexpr std::array elements{dtype::f32,  dtype::bf16, dtype::fp8_e4m3, dtype::int8,     dtype::int4,
-                                dtype::int8, dtype::int4, dtype::int8,     dtype::fp4_e2m1, dtype::int4};
+  constexpr std::array elements{dtype::f32,      dtype::bf16, dtype::fp8_e4m3, dtype::int8,
+                                dtype::int4,     dtype::int8, dtype::int4,     dtype::int8,
+                                dtype::fp4_e2m1, dtype::int4, dtype::int4};
   static_assert(elements.size() == all_forms.size() + closing_forms.size() + further_forms.size());
   return elements[static_cast<std::size_t>(form)];
 }
@@ -69,6 +80,8 @@ inline constexpr std::uint32_t int8_group = 32;
   using llmmem::paging::scale_group;
   if (form == kv_form::k8v4) return llmmem::paging::in_form(shape, named_form::k8v4);
   if (form == kv_form::nvfp4) return llmmem::paging::in_form(shape, named_form::nvfp4);
+  if (form == kv_form::int4_by_token_zero)
+    return llmmem::paging::in_form(shape, named_form::int4_by_token_zero);
   if (form == kv_form::int4_rotated) {
     shape = llmmem::paging::in_form(shape, named_form::int4_by_token);
     shape.key_scales.is_rotated = true;

@@ -151,6 +151,7 @@
 #include <llmmem/model/dtype.hpp>
 #include <llmmem/model/f16.hpp>
 #include <llmmem/model/fp8.hpp>
+#include <llmmem/model/int_rounding.hpp>
 #include <llmmem/model/model_shape.hpp>
 #include <llmmem/model/optimizer_form.hpp>
 #include <llmmem/model/presets.hpp>

@@ -1,5 +1,8 @@
 #include <llmmem/codec/block_int.hpp>
 #include <llmmem/hash/crc32c.hpp>
+#include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/int_groups.hpp>
+#include <llmmem/testing/grid_executor.hpp>
 
 #include <doctest/doctest.h>
 
@@ -250,4 +253,95 @@ TEST_CASE("what it costs, and what is damaged") {
   CHECK(refused(0x7FC0'0000U, 1, 1) == where + "2 found, 0" + rest);
   CHECK(refused(bits_of(-1), 0, 0) == where + "3212836864 found, 2143289344" + rest);
   CHECK(refused(0x7F80'0000U, 0, 0) == where + "2139095040 found, 2143289344" + rest);
+}
+
+template <unsigned Bits, std::uint32_t Group, dtype Scale>
+constexpr int_group_form form_of(const block_int<Bits, Group, Scale>&) {
+  return {Bits, Group, Scale};
+}
+
+TEST_CASE_TEMPLATE("kernels of a grid have the codec's bytes at any address, and find what it refuses", Codec,
+                   LLMMEM_TESTS_ALL_INTS, block_int<8, 8>, block_int<2, 512, dtype::bf16>) {
+  const Codec codec(1U << 20U);
+  const int_group_form form = form_of(codec);
+  constexpr std::uint64_t untouched = ~std::uint64_t{0};
+  for (const std::size_t count :
+       {std::size_t{1}, std::size_t{7}, std::size_t{8}, std::size_t{515}, std::size_t{1536}}) {
+    CAPTURE(count);
+    std::vector<std::byte> memory(4 * count + 16);
+    for (const std::size_t skew : {0U, 1U, 2U, 4U}) {
+      CAPTURE(skew);
+      const std::span<std::byte> values = std::span(memory).subspan(skew, 4 * count);
+      for (std::size_t i = 0; i < count; ++i) {
+        float x = static_cast<float>(i * 7919 % 1009) / 504 - 1;
+        if (i / 8 % 5 == 1) x = 0;
+        if (i / Codec::group == 1) x *= 0x1p-140F;
+        if (i == 600) x = std::numeric_limits<float>::quiet_NaN();
+        if (i / Codec::group == 3) x = std::numeric_limits<float>::max();
+        std::memcpy(values.data() + 4 * i, &x, 4);
+      }
+      const encode_position at{.chunk = 5, .version = skew, .group = 9};
+      std::vector<std::byte> wanted(form.bytes(count));
+      REQUIRE(form.bytes(count) == Codec::worst_case_bytes(4 * count));
+      codec.encode(values, wanted, at).value();
+      std::vector<std::byte> made(wanted.size() + 8);
+      const std::span<std::byte> out = std::span(made).subspan(skew, wanted.size());
+      const auto encode = [&](const auto& run) {
+        std::ranges::fill(made, std::byte{0xA5});
+        encode_int_groups(run, form, values, out, {.chunk = 5, .version = skew, .group = 9}).value();
+        CHECK(std::ranges::equal(out, wanted));
+        CHECK(made[skew + wanted.size()] == std::byte{0xA5});
+      };
+      encode(host_executor{});
+      encode(llmmem::testing::grid_executor({.blocks = 2}));
+      std::vector<std::byte> back(4 * count);
+      codec.decode(wanted, back).value();
+      std::vector<std::byte> came(4 * count + 8);
+      std::uint64_t damaged = untouched;
+      decode_int_groups(llmmem::testing::grid_executor(), form, out, std::span(came).subspan(skew, 4 * count),
+                        &damaged)
+          .value();
+      CHECK(std::ranges::equal(std::span(came).subspan(skew, 4 * count), back));
+      CHECK(damaged == untouched);
+      // Any byte that the codec refuses, in the same group.
+      for (std::size_t i = 0; i < out.size(); i += 1 + out.size() / 37) {
+        for (const unsigned bits : {0x80U, 0xFFU, 0x01U}) {
+          const std::byte kept = out[i];
+          out[i] = static_cast<std::byte>(bits);
+          const result<void> said = codec.decode(out, back);
+          damaged = untouched;
+          decode_int_groups(host_executor{}, form, out, std::span(came).first(4 * count), &damaged).value();
+          CHECK((damaged == untouched) == said.has_value());
+          if (!said) {
+            CHECK(damaged == said.error().index);
+            decode_int_groups(host_executor{}, form, out, std::span(came).first(4 * count)).value();
+          } else {
+            CHECK(std::ranges::equal(std::span(came).first(4 * count), back));
+          }
+          out[i] = kept;
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("kernels of integers in groups refuse other forms, and memory that is too short") {
+  std::vector<std::byte> values(64);
+  std::vector<std::byte> out(64);
+  const auto told = [&](const int_group_form& form, std::size_t value_bytes = 64, std::size_t bytes = 64) {
+    const result<void> done = encode_int_groups(host_executor{}, form, std::span(values).first(value_bytes),
+                                                std::span(out).first(bytes));
+    return done ? failure{} : done.error();
+  };
+  CHECK(told({}).code == errc::ok);
+  CHECK(told({.bits = 3}) == failure{errc::out_of_range, 0, 3, 8, "encode_int_groups"});
+  CHECK(told({.group = 0}) == failure{errc::out_of_range, 1, 0, 65536, "encode_int_groups"});
+  CHECK(told({.group = 1U << 17U}).code == errc::out_of_range);
+  CHECK(told({.group = 20}) == failure{errc::bad_granularity, 0, 20, 8, "encode_int_groups"});
+  CHECK(told({.scale = dtype::f16}).index == 2);
+  CHECK(told({}, 63) == failure{errc::bad_granularity, 0, 63, 4, "encode_int_groups"});
+  CHECK(told({}, 64, 19) == failure{errc::too_short, 0, 20, 19, "encode_int_groups: out"});
+  CHECK(told({}, 0, 0).code == errc::ok);
+  const result<void> done = decode_int_groups(host_executor{}, {}, std::span(out).first(21), values);
+  CHECK(done.error() == failure{errc::too_short, 0, 20, 21, "decode_int_groups: in"});
 }

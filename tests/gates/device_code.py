@@ -74,6 +74,8 @@ def promised_of_items(name):
         return 16, 16
     if "tensor_rounded_codes" in name:
         return 8, 16
+    if "tensor_latents<" in name:  # the rotary part and the queries
+        return 16, 16
     if "attention_merge_work" in name:
         return 16, 16
     if "fill_work" in name:

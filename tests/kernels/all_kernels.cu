@@ -4,6 +4,8 @@
 #include <llmmem/kernels/block_summary.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/fill_verify.hpp>
+#include <llmmem/kernels/hot_rows.hpp>
+#include <llmmem/kernels/int_groups.hpp>
 #include <llmmem/kernels/kept_tokens.hpp>
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
@@ -146,6 +148,22 @@ result<void> keeping_kernels(cudaStream_t stream, const token_scores& scores, co
   const device_executor run(stream);
   if (auto done = select_tokens(run, scores, budget, chosen, budget.budget); !done) return done;
   return copy_kept_tokens(run, to, fresh, from, tables, kept, 0);
+}
+
+result<void> hot_kernels(cudaStream_t stream, const hot_rows_shape& shape, std::span<std::int32_t> state,
+                         const hot_rows_step& step, const padded_table_view& tables, const row_pool& pool,
+                         std::span<std::byte> rows) {
+  const device_executor run(stream);
+  if (auto done = reset_hot_rows(run, shape, state); !done) return done;
+  if (auto done = resolve_hot_rows(run, shape, state, step); !done) return done;
+  return fetch_hot_rows(run, shape, step, tables, pool, rows, 16);
+}
+
+result<void> int_kernels(cudaStream_t stream, const int_group_form& form, std::span<std::byte> values,
+                         std::span<std::byte> codes, std::uint64_t* damaged) {
+  const device_executor run(stream);
+  if (auto done = encode_int_groups(run, form, values, codes); !done) return done;
+  return decode_int_groups(run, form, codes, values, damaged);
 }
 
 template <block_list Blocks>

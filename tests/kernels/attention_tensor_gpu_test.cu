@@ -126,8 +126,9 @@ void check_near(const attention_world& world, const attention_results& here, con
 /// Codes in all forms, against the host's attention to their floats by plain sums.
 void check_codes(std::uint64_t seed, cudaStream_t stream) {
   std::mt19937_64 random(seed);
-  constexpr coded_kind kinds[] = {coded_kind::any, coded_kind::exact, coded_kind::short_runs};
-  const coded_world world(random, dtype::f32, kinds[seed % 3], attention_arithmetic::tensor_cores);
+  constexpr coded_kind kinds[] = {coded_kind::any, coded_kind::exact, coded_kind::short_runs,
+                                  coded_kind::zeros};
+  const coded_world world(random, dtype::f32, kinds[seed % 4], attention_arithmetic::tensor_cores);
   alignas(16) static std::byte somewhere[16];
   std::uintptr_t all = 0;
   for (std::byte* const each : world.codes.planes_in(somewhere))

@@ -141,7 +141,8 @@ integer_bounds bounds_of(const coded_world& of, std::uint64_t row, std::uint32_t
       const double key = static_cast<double>(
           load_element(dtype::f32, world.cache.data() + world.place(0, sequence, t, head) + 4 * e));
       product += key * static_cast<double>(load_element(dtype::f32, asked + 4 * e));
-      size += std::fabs(key);
+      size += of.codes.layout.key_scales.numbers == 2 ? of.size_without_zero(0, sequence, t, head, e)
+                                                      : std::fabs(key);
     }
     products.push_back(product * scale);
     out.product = std::max(out.product, size * scale * largest / 254);
@@ -169,9 +170,7 @@ integer_bounds bounds_of(const coded_world& of, std::uint64_t row, std::uint32_t
     for (std::uint64_t e = 0; e < layout.vector_elements(1); ++e) {
       const float code = number_of_code(coded.element_of(1), codes, e);
       if (code != 0)
-        of_code = static_cast<double>(load_element(
-                      dtype::f32, world.cache.data() + world.place(1, sequence, position, head) + 4 * e)) /
-                  static_cast<double>(code);
+        of_code = of.size_without_zero(1, sequence, position, head, e) / std::fabs(static_cast<double>(code));
     }
     scales.push_back(of_code);
     weighted = std::max(weighted, weight * of_code);
@@ -184,7 +183,10 @@ integer_bounds bounds_of(const coded_world& of, std::uint64_t row, std::uint32_t
       const double value = std::fabs(static_cast<double>(load_element(
           dtype::f32, world.cache.data() +
                           world.place(1, sequence, first + static_cast<std::int64_t>(i), head) + 4 * e)));
-      const double code = scales[i] == 0 ? 0 : value / scales[i];
+      const double code =
+          scales[i] == 0
+              ? 0
+              : of.size_without_zero(1, sequence, first + static_cast<std::int64_t>(i), head, e) / scales[i];
       out.outputs[e] += ((swing - 1) * weight * value + swing * weighted / 510 * code) / total;
     }
   }
@@ -491,21 +493,23 @@ TEST_SUITE("coded_attention") {
   }
 
   TEST_CASE("tensor cores over codes come within their bounds of attention over the dequantised floats") {
-    bool is_first = true;
+    std::uint64_t worlds = 0;
     double error = 0;
     double allowed = 0;
     std::uint64_t seen[2] = {0, 0};  // with rounded values, and exact ones
     for (const auto seed : seeds_within(60, 6)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
-      const coded_kind kind = is_first        ? coded_kind::short_runs
+      // The first ones have packs with a scale each, and zeros next to scales.
+      const bool is_first = worlds < 2;
+      const coded_kind kind = worlds == 0     ? coded_kind::short_runs
+                              : worlds == 1   ? coded_kind::zeros
                               : seed % 2 == 0 ? coded_kind::any
                                               : coded_kind::exact;
+      ++worlds;
       coded_world world(random, dtype::f32, kind, attention_arithmetic::tensor_cores);
-      // One of the worlds has packs with a scale each.
       while (is_first && (world.codes.rows == 0 || world.codes.indices.size() < 2))
-        world = coded_world(random, dtype::f32, coded_kind::short_runs, attention_arithmetic::tensor_cores);
-      is_first = false;
+        world = coded_world(random, dtype::f32, kind, attention_arithmetic::tensor_cores);
       const attended floats = attend_padded(world.floats, host_executor{});
       const attended codes = attend_padded(world.codes, host_executor{});
       if (seed % 4 < 2)

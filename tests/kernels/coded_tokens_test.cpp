@@ -313,11 +313,14 @@ TEST_SUITE("coded_tokens") {
     paging::scale_form run32 = by_vector;
     run32.group = scale_group::run;
     run32.run = 16;
-    const form forms[] = {{dtype::int8, by_vector},
-                          {dtype::int4, bf16},
-                          {dtype::int4, run32},
-                          {dtype::fp8_e4m3, bf16},
-                          {dtype::fp4_e2m1, nvfp4_scales},
+    paging::scale_form zero = bf16;
+    zero.numbers = 2;
+    paging::scale_form zero_by_run = run32;
+    zero_by_run.numbers = 2;
+    const form forms[] = {{dtype::int8, by_vector},   {dtype::int4, bf16},
+                          {dtype::int4, run32},       {dtype::int4, zero},
+                          {dtype::int4, zero_by_run}, {dtype::int8, zero},
+                          {dtype::fp8_e4m3, bf16},    {dtype::fp4_e2m1, nvfp4_scales},
                           {dtype::fp4_e2m1, run32}};
     for (const form& of : forms) {
       CAPTURE(name_of(of.code));
@@ -377,6 +380,63 @@ TEST_SUITE("coded_tokens") {
     }
   }
 
+  TEST_CASE("with a zero, each code takes the numbers within half a step of its own, over any range") {
+    using llmmem::detail::number_from_zero;
+    constexpr float ranges[][2] = {{0, 1},
+                                   {-1, 1},
+                                   {-0.3F, 2},
+                                   {100, 100.5F},
+                                   {-7.25F, -7.2F},
+                                   {1e-36F, 3e-36F},
+                                   {-3e38F, 3e38F},
+                                   {0x1p-140F, 1},
+                                   {-0x1p-149F, 0},
+                                   {-3e38F, -2.9e38F},
+                                   {0, 0x1.fffffep127F}};
+    for (const dtype code : {dtype::int4, dtype::int8}) {
+      for (const dtype element : {dtype::bf16, dtype::f32}) {
+        for (const auto& [least, most] : ranges) {
+          CAPTURE(name_of(code));
+          CAPTURE(name_of(element));
+          CAPTURE(least);
+          CAPTURE(most);
+          const auto of = llmmem::detail::coded_range_of(code, element, least, most, 0x3F80'0000U, 1.0F);
+          const int low = code == dtype::int4 ? -8 : -128;
+          const auto code_of = [&](float x) {
+            return llmmem::detail::nearest_integer(llmmem::detail::steps_between(x, of.zero, of.of.inverse));
+          };
+          const double step = static_cast<double>(of.of.scale);
+          // As wide as the range asks, or as the zero's roundings: half a unit of bf16 at the farther end.
+          const double size = std::max(std::fabs(static_cast<double>(least)), static_cast<double>(most));
+          const double span = static_cast<double>(most) - static_cast<double>(least);
+          CHECK(step * -low <= std::max((span * -low / (-2 * low - 1) + size * 0x1p-8) * 1.02, 0x1p-119));
+          for (const float end : {least, most}) {
+            CHECK(code_of(end) >= low);
+            CHECK(code_of(end) < -low);
+          }
+          if (step == 0) continue;
+          for (int c = low; c < -low; ++c) {
+            const float number = number_from_zero(static_cast<float>(c), of.of.scale, of.zero);
+            if (!(std::fabs(number) < 1e38F) || step < 0x1p-120) continue;
+            const double rounding = std::fabs(static_cast<double>(number)) * 0x1p-22;
+            for (const double part : {-0.49, -0.3, 0.0, 0.3, 0.49}) {
+              const double x = static_cast<double>(number) + part * step;
+              if (rounding > step / 200) continue;  // floats are as coarse as the codes
+              if (code_of(static_cast<float>(x)) != c) CHECK(code_of(static_cast<float>(x)) == c);
+            }
+          }
+        }
+      }
+    }
+    const float equal = 0x1.234p3F;
+    const auto same =
+        llmmem::detail::coded_range_of(dtype::int4, dtype::f32, equal, equal, 0x3F80'0000U, 1.0F);
+    CHECK(same.of.scale == 0);
+    CHECK(same.zero == equal);
+    CHECK(std::isnan(
+        llmmem::detail::coded_range_of(dtype::int4, dtype::f32, 1, 2, 0x3F80'0000U, 0.0F).stored_zero));
+  }
+
   TEST_CASE("a scale above those of e4m3 moves their range, of the caller or of the block") {
     const std::vector<float> vector(32, 30'000.0F);
     const float all[] = {16.0F};
@@ -411,7 +471,12 @@ TEST_SUITE("coded_tokens") {
         "append to an open block in bf16 or f32, and close it by quantize_kv_blocks");
     scales = by_vector;
     scales.numbers = 2;
-    has(told(coded(dtype::int8, scales)), "or a zero point");
+    has(told(coded(dtype::fp8_e4m3, scales)), "for int8 and int4 by vector or run a zero point");
+    scales.group = scale_group::channel;
+    has(told(coded(dtype::int8, scales)), "for int8 and int4 by vector or run a zero point");
+    scales = by_vector;
+    scales.numbers = 3;
+    has(told(coded(dtype::int8, scales)), "other elements or scales");
     scales = by_vector;
     scales.element = dtype::fp8_e4m3;
     has(told(coded(dtype::int8, scales)), "of fp8_e4m3 for fp4_e2m1");
@@ -485,6 +550,7 @@ TEST_SUITE("coded_tokens") {
     CHECK(bits(nvfp4) == 4.5);
     CHECK(bits(int8_by_channel) == 8.3125);
     CHECK(bits(int4_by_channel) == 4.3125);
+    CHECK(bits(int4_by_token_zero) == 4.25);
   }
 
   TEST_CASE("a rotation is a part of both fingerprints, and changes none of a layout without one") {

@@ -9,6 +9,7 @@
 #include <llmmem/kernels/block_summary.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/fill_verify.hpp>
+#include <llmmem/kernels/int_groups.hpp>
 #include <llmmem/kernels/kept_tokens.hpp>
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/kernels/kv_blocks.hpp>
@@ -21,6 +22,7 @@
 #include <llmmem/kernels/select_tokens.hpp>
 #include <llmmem/kernels/select_top.hpp>
 #include <llmmem/kernels/xor_blocks.hpp>
+#include <llmmem/paging/latent_record.hpp>
 #include <llmmem/paging/named_forms.hpp>
 
 #include <algorithm>
@@ -289,6 +291,23 @@ void count_groups(counting& count) {
   }
 }
 
+/// The bytes of `block_int`.
+void count_int_groups(counting& count) {
+  constexpr std::uint64_t elements = 64 * kib;
+  const auto values = any_memory(elements * 4, 31);
+  const auto codes = any_memory(elements * 2, 32);
+  for (const std::uint32_t bits : {8U, 4U, 2U}) {
+    const int_group_form form{.bits = bits};
+    const std::span<std::byte> at(values.data(), elements * 4);
+    const std::span<std::byte> to(codes.data(), form.bytes(elements));
+    const std::string shape = std::to_string(bits) + " bits by 256";
+    count.add("encode_int_groups, " + shape, at.size() + to.size(),
+              [&](const auto& run) { return encode_int_groups(run, form, at, to); });
+    count.add("decode_int_groups, " + shape, at.size() + to.size(),
+              [&](const auto& run) { return decode_int_groups(run, form, to, at); });
+  }
+}
+
 void count_planes(counting& count) {
   constexpr std::uint64_t values = 64 * kib;
   const auto elements = any_memory(2 * values + 16, 17);
@@ -338,6 +357,7 @@ void count_attention(counting& count) {
        {form{"bf16", in(dtype::bf16), false}, form{"e4m3", in(dtype::fp8_e4m3), false},
         form{"int8 by token", paging::in_form(model, int8_by_token), true},
         form{"int4 by token", paging::in_form(model, int4_by_token), true},
+        form{"int4 by token with zeros", paging::in_form(model, int4_by_token_zero), true},
         form{"int4 by channel", paging::in_form(model, int4_by_channel), true},
         form{"nvfp4", paging::in_form(model, nvfp4), true}}) {
     const auto cache = any_memory(layout.total_bytes(sequences * each), 21);
@@ -362,6 +382,44 @@ void count_attention(counting& count) {
                         {workspace.data(), workspace.size()}, options);
                   });
       }
+    }
+  }
+}
+
+/// Absorbed attention over records of latents, 16 query heads a row.
+void count_latents(counting& count) {
+  constexpr std::uint64_t sequences = 2;
+  constexpr std::uint64_t each = 16;
+  constexpr std::uint32_t query_heads = 16;
+  std::vector<std::int32_t> table(sequences * each);
+  std::iota(table.rbegin(), table.rend(), 0);
+  const device_array<std::int32_t> on_device(table);
+  const device_array<std::int32_t> lengths(std::vector<std::int32_t>(sequences, each * 16));
+  const padded_table_view tables{.block_table = on_device.data(),
+                                 .seq_lens = lengths.data(),
+                                 .num_sequences = sequences,
+                                 .max_blocks = static_cast<std::int32_t>(each),
+                                 .block_tokens = 16};
+  const auto queries = any_memory(sequences * query_heads * 1152, 33);
+  const auto out = any_memory(sequences * query_heads * 1024, 34);
+  for (const auto& [name, record] :
+       {std::pair{"bf16_mla", paging::bf16_mla}, std::pair{"fp8_ds_mla", paging::fp8_ds_mla}}) {
+    const kv_layout layout = paging::latent_layout({.layers = 1, .block_tokens = 16}, record);
+    const auto cache = any_memory(layout.total_bytes(sequences * each), 35);
+    for (const auto arithmetic : {attention_arithmetic::reproducible, attention_arithmetic::tensor_cores}) {
+      const bool is_plain = arithmetic == attention_arithmetic::reproducible;
+      count.add(std::string("paged_attention, ") + name + (is_plain ? ", plain" : ", tensor cores"),
+                layout.total_bytes(sequences * each) + sequences * query_heads * (1152 + 1024),
+                [&](const auto& run) {
+                  return paged_attention(
+                      run, tables, {.rows = sequences}, {queries.data(), query_heads * 1152, 1152},
+                      {out.data(), query_heads * 1024, 1024}, {cache.data(), sequences * each, layout}, 0, {},
+                      {.query_heads = query_heads,
+                       .element = dtype::bf16,
+                       .scale = 0.07F,
+                       .arithmetic = arithmetic,
+                       .latents = &record});
+                });
     }
   }
 }
@@ -572,8 +630,10 @@ int main(int count_of_arguments, char** arguments) {
   count_differences(count);
   count_patterns(count);
   count_groups(count);
+  count_int_groups(count);
   count_planes(count);
   count_attention(count);
+  count_latents(count);
   count_parts(count);
   count_choices(count);
   const std::string heading = "## sm_" + std::to_string(ptx_machine_architecture());

@@ -140,9 +140,16 @@ double worst_of_merged(const latent_world& world, const attention_part_shape& sh
   return worst;
 }
 
+/// How far tensor cores may be from the definition: products, and outputs relative to their values' sizes.
+struct latent_bounds {
+  double product = 0;
+  std::vector<double> outputs{};
+};
+
 /// The definition in doubles, over values in floats.
+/// @param bounds  of tensor cores, if asked for.
 std::vector<double> expected_row(const latent_world& world, const std::vector<float>& values, std::size_t row,
-                                 std::uint32_t head) {
+                                 std::uint32_t head, latent_bounds* bounds = nullptr) {
   const std::uint32_t all = world.record.key_elements();
   const auto sequence = static_cast<std::size_t>(world.sequences[row]);
   std::size_t first = 0;
@@ -162,6 +169,20 @@ std::vector<double> expected_row(const latent_world& world, const std::vector<fl
     scores.push_back(product * static_cast<double>(world.options.scale));
     most = std::max(most, scores.back());
   }
+  if (bounds != nullptr) {
+    // Queries become bf16, and so do latents in codes.
+    const double rounding = world.record.latent_element == dtype::bf16 ? 0x1p-8 : 0x1p-7;
+    for (std::size_t t = from; t < length; ++t) {
+      double size = 0;
+      for (std::uint32_t i = 0; i < all; ++i)
+        size += std::abs(
+            static_cast<double>(world.number(world.queries, (row * world.query_heads + head) * all + i)) *
+            static_cast<double>(values[(first + t) * all + i]));
+      bounds->product = std::max(bounds->product, size * static_cast<double>(world.options.scale) * rounding);
+    }
+    bounds->product += 1e-5;
+    bounds->outputs.assign(world.record.value_elements(), 0);
+  }
   std::vector<double> out(world.record.value_elements());
   double total = 0;
   for (std::size_t t = from; t < length; ++t) {
@@ -169,15 +190,66 @@ std::vector<double> expected_row(const latent_world& world, const std::vector<fl
     total += weight;
     for (std::size_t i = 0; i < out.size(); ++i)
       out[i] += weight * static_cast<double>(values[(first + t) * all + i]);
+    for (std::size_t i = 0; bounds != nullptr && i < out.size(); ++i)
+      bounds->outputs[i] += weight * std::abs(static_cast<double>(values[(first + t) * all + i]));
   }
   for (double& each : out)
     each = total == 0 ? 0 : each / total;
+  for (std::size_t i = 0; bounds != nullptr && i < out.size(); ++i)
+    bounds->outputs[i] =
+        (total == 0 ? 0 : bounds->outputs[i] / total * (std::exp(2 * bounds->product) - 1 + 0x1p-7)) + 1e-5;
   return out;
 }
 
 }  // namespace
 
 TEST_SUITE("latent_tokens") {
+  TEST_CASE("tensor cores come within their bounds of the definition, with the same bits on any grid") {
+    std::uint64_t seen = 0;
+    for (const auto seed : seeds_within(40, 4)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const latent_record* const records[] = {&paging::bf16_mla, &paging::fp8_ds_mla,
+                                              &paging::fp8_ds_mla_flashmla};
+      latent_world world(random, *records[seed % 3], dtype::f32);
+      world.options.arithmetic = attention_arithmetic::tensor_cores;
+      if (seed % 4 == 0 && seed % 3 != 0) world.outer = 0.37F;
+      std::vector<std::byte> cache = appended(world);
+      const std::vector<float> values = gathered(world, cache);
+      const latent_result made = attend(world, cache, host_executor{});
+      if (seed % 4 == 0) CHECK(attend(world, cache, testing::grid_executor({.blocks = 3})) == made);
+      CHECK(made.flag == 0);
+      const std::uint32_t elements = world.record.value_elements();
+      for (std::size_t row = 0; row < world.sequences.size(); ++row) {
+        for (std::uint32_t head = 0; head < world.query_heads; ++head) {
+          latent_bounds bounds;
+          const std::vector<double> expected = expected_row(world, values, row, head, &bounds);
+          for (std::uint32_t i = 0; i < elements; ++i) {
+            const double got =
+                static_cast<double>(world.number(made.out, (row * world.query_heads + head) * elements + i));
+            if (std::abs(got - expected[i]) > bounds.outputs[i]) CHECK(got == expected[i]);
+            ++seen;
+          }
+        }
+      }
+    }
+    CHECK(seen > 5'000);
+  }
+
+  TEST_CASE("tensor cores refuse other records, and name those that they take") {
+    std::mt19937_64 random(3);
+    latent_world world(random, paging::nvfp4_ds_mla, dtype::f32);
+    world.options.arithmetic = attention_arithmetic::tensor_cores;
+    std::vector<std::byte> cache = appended(world);
+    CHECK_THROWS_WITH_AS(
+        static_cast<void>(attend(world, cache, host_executor{})),
+        "paged_attention: options.arithmetic: tensor cores take records of 512 latents and 64 rotary "
+        "elements "
+        "of bf16, the latents in bf16 or in e4m3 with a float for each 128 (bf16_mla, fp8_ds_mla); choose "
+        "attention_arithmetic::reproducible, or host_vectors with a host_vector_executor",
+        argument_error);
+  }
+
   TEST_CASE("published records have the bytes that they are named by, and different fingerprints") {
     constexpr std::uint64_t bytes[] = {1152, 576, 656, 656, 584, 432, 368, 352, 2304};
     std::set<std::uint64_t> seen;
@@ -741,11 +813,6 @@ TEST_SUITE("latent_tokens") {
     CHECK(attended([](kv_memory&, attention_options& of) { of.scale = 0; }) ==
           "paged_attention: options.scale: attention over latents needs options.scale, the scale of a head "
           "before absorption (1 / sqrt(192) in DeepSeek-V3): the length of a latent does not say it");
-    CHECK(
-        attended(
-            [](kv_memory&, attention_options& of) { of.arithmetic = attention_arithmetic::tensor_cores; }) ==
-        "paged_attention: options.arithmetic: tensor cores take vectors of 64 or 128 elements, and latents "
-        "have more; choose attention_arithmetic::reproducible, or host_vectors with a host_vector_executor");
     CHECK(attended([](kv_memory& of, attention_options&) { of.layout.head_dim = 640; }) ==
           "paged_attention: cache.layout: the record takes one head without values whose rows, and what is "
           "after all rows, have 656 bytes a token; the layout has 640: make it by paging::latent_layout");

@@ -3,6 +3,7 @@
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/fill_verify.hpp>
 #include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/int_groups.hpp>
 #include <llmmem/kernels/kv_append.hpp>
 #include <llmmem/kernels/kv_gather.hpp>
 #include <llmmem/kernels/kv_metadata.hpp>
@@ -43,6 +44,51 @@ std::vector<std::byte> any_values(dtype element, std::uint64_t bytes, std::mt199
     std::memcpy(out.data() + i, &bits, element_bytes(element));
   }
   return out;
+}
+
+/// `block_int`'s bytes, and back.
+void check_int_groups(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  const int_group_form form{.bits = 2U << seed % 3,
+                            .group = 8U << random() % 7,
+                            .scale = seed / 3 % 2 == 0 ? dtype::f32 : dtype::bf16};
+  const std::uint64_t skew = random() % 3 == 0 ? random() % 16 : 0;
+  const std::uint64_t elements = 1 + random() % 2'000;
+  const std::vector<std::byte> values = any_values(dtype::f32, elements * 4, random);
+  const int_group_position at{seed, random() % 5, random()};
+  std::vector<std::byte> host(form.bytes(elements));
+  require(encode_int_groups(host_executor{}, form, std::span(values), std::span(host), at).has_value(),
+          "integers on the host", seed);
+  const auto placed = [&](const std::vector<std::byte>& of) {
+    std::vector<std::byte> out(skew + of.size() + 16, std::byte{0xA5});
+    std::copy(of.begin(), of.end(), out.begin() + static_cast<std::ptrdiff_t>(skew));
+    return out;
+  };
+  const device_array<std::byte> from(placed(values));
+  const device_array<std::byte> to(placed(std::vector<std::byte>(host.size())));
+  const std::span<std::byte> codes(to.data() + skew, host.size());
+  run_on_device(stream, seed, [&](const device_executor& run) {
+    return encode_int_groups(run, form, {from.data() + skew, values.size()}, codes, at).has_value();
+  });
+  require(to.host() == placed(host), "integers differ from the host's", seed);
+  if (seed % 2 == 0) {  // what no encoder writes
+    host[random() % host.size()] ^= std::byte{0x80};
+    check(cudaMemcpy(to.data() + skew, host.data(), host.size(), cudaMemcpyHostToDevice), "a copy");
+  }
+  std::vector<std::byte> back(values.size());
+  const std::vector<std::uint64_t> none{~std::uint64_t{0}};
+  std::uint64_t host_damaged = none[0];
+  require(decode_int_groups(host_executor{}, form, std::span<const std::byte>(host), std::span(back),
+                            &host_damaged)
+              .has_value(),
+          "floats on the host", seed);
+  const device_array<std::uint64_t> damaged(none);
+  run_on_device(stream, seed, [&](const device_executor& run) {
+    return decode_int_groups(run, form, codes, {from.data() + skew, values.size()}, damaged.data())
+        .has_value();
+  });
+  require(from.host() == placed(back), "restored floats differ from the host's", seed);
+  require(damaged.host()[0] == host_damaged, "the damaged group differs from the host's", seed);
 }
 
 void check_groups(std::uint64_t seed, cudaStream_t stream) {
@@ -282,6 +328,7 @@ void check_metadata(std::uint64_t seed, cudaStream_t stream) {
 int main() {
   check_worlds(400, [](std::uint64_t seed, cudaStream_t stream) {
     check_groups(seed, stream);
+    if (seed % 4 == 0) check_int_groups(seed / 4, stream);
     check_blocks(seed, stream);
     check_planes(seed, stream);
     check_patterns(seed, stream);

@@ -3,6 +3,7 @@
 #include <llmmem/kernels/block_summary.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/hot_rows.hpp>
 #include <llmmem/kernels/kept_tokens.hpp>
 #include <llmmem/kernels/select_tokens.hpp>
 #include <llmmem/kernels/select_top.hpp>
@@ -198,11 +199,83 @@ void check_lists(std::uint64_t seed, cudaStream_t stream) {
   require(flag.host()[0] == host_flag, "the flag differs from the host's", seed);
 }
 
+/// Buffers of hot rows over some steps: every word of the state, and every row.
+void check_hot_rows(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  const hot_rows_shape shape{.sequences = static_cast<std::uint32_t>(1 + random() % 40),
+                             .slots = static_cast<std::uint32_t>(1 + random() % 9),
+                             .positions = 24};
+  const auto k = static_cast<std::uint32_t>(1 + random() % shape.slots);
+  constexpr std::uint64_t row_bytes = 48;
+  std::vector<std::int32_t> table(std::size_t{shape.sequences} * 6);
+  for (std::size_t i = 0; i < table.size(); ++i)
+    table[i] = random() % 9 == 0 ? -1 : static_cast<std::int32_t>(random() % table.size());
+  std::vector<std::byte> pool(table.size() * 4 * row_bytes);
+  for (std::byte& each : pool)
+    each = static_cast<std::byte>(random());
+  std::vector<std::int32_t> state(hot_rows_words(shape) * shape.sequences, 5);
+  std::vector<std::byte> rows((shape.slots + 1) * shape.sequences * row_bytes, std::byte{0xA5});
+  const device_array<std::int32_t> device_table(table);
+  const device_array<std::byte> device_pool(pool);
+  const device_array<std::int32_t> device_state(state);
+  const device_array<std::byte> device_rows(rows);
+  const padded_table_view tables{.block_table = table.data(),
+                                 .num_sequences = static_cast<std::int32_t>(shape.sequences),
+                                 .max_blocks = 6,
+                                 .block_tokens = 4};
+  padded_table_view there = tables;
+  there.block_table = device_table.data();
+  require(reset_hot_rows(host_executor{}, shape, state).has_value(), "a reset on the host", seed);
+  require(reset_hot_rows(device_executor(stream), shape, {device_state.data(), state.size()}).has_value(),
+          "a reset", seed);
+  for (int turn = 0; turn < 4; ++turn) {
+    std::vector<std::int32_t> wanted(std::size_t{k} * shape.sequences);
+    for (std::int32_t& each : wanted)
+      each = static_cast<std::int32_t>(random() % 26) - 1;
+    std::vector<std::int32_t> newest(shape.sequences, turn);
+    std::vector<std::int32_t> slots(wanted.size(), -9);
+    std::vector<hot_miss> misses(wanted.size());
+    std::vector<std::uint32_t> counts(shape.sequences);
+    const device_array<std::int32_t> device_wanted(wanted);
+    const device_array<std::int32_t> device_newest(newest);
+    const device_array<std::int32_t> device_slots(slots);
+    const device_array<hot_miss> device_misses(misses);
+    const device_array<std::uint32_t> device_counts(counts);
+    const hot_rows_step step{wanted.data(), newest.data(), slots.data(), misses.data(), counts.data(), k, k};
+    const hot_rows_step on_device{device_wanted.data(),
+                                  device_newest.data(),
+                                  device_slots.data(),
+                                  device_misses.data(),
+                                  device_counts.data(),
+                                  k,
+                                  k};
+    require(resolve_hot_rows(host_executor{}, shape, state, step).has_value(), "a step on the host", seed);
+    require(fetch_hot_rows(host_executor{}, shape, step, tables,
+                           {pool.data(), table.size(), 4 * row_bytes, row_bytes}, std::span(rows), row_bytes)
+                .has_value(),
+            "a fetch on the host", seed);
+    const device_executor run(stream, {.blocks = static_cast<std::uint32_t>(seed % 3 == 0 ? 2 : 0)});
+    require(resolve_hot_rows(run, shape, {device_state.data(), state.size()}, on_device).has_value(),
+            "a step", seed);
+    require(fetch_hot_rows(run, shape, on_device, there,
+                           {device_pool.data(), table.size(), 4 * row_bytes, row_bytes},
+                           {device_rows.data(), rows.size()}, row_bytes)
+                .has_value(),
+            "a fetch", seed);
+    check(cudaStreamSynchronize(stream), "a step of hot rows");
+    require(device_slots.host() == slots, "slots differ from the host's", seed);
+    require(device_counts.host() == counts, "counts differ from the host's", seed);
+  }
+  require(device_state.host() == state, "the state differs from the host's", seed);
+  require(device_rows.host() == rows, "rows differ from the host's", seed);
+}
+
 void check_world(std::uint64_t seed, cudaStream_t stream) {
   check_choice(seed, stream);
   check_kept(seed, stream);
   check_summaries(seed, stream);
   check_lists(seed, stream);
+  if (seed % 3 == 0) check_hot_rows(seed, stream);
 }
 
 }  // namespace

@@ -1,13 +1,17 @@
 #include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/hot_rows.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/token_lists.hpp>
 #include <llmmem/testing/grid_executor.hpp>
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -109,5 +113,216 @@ TEST_SUITE("token_lists") {
     CHECK(told(lists, dealt, 0).find("paged_attention: cache.layout: the kernel needs all tokens") == 0);
     lists.listed = nullptr;
     CHECK(told(lists, layout, 0).find("tables.listed: ") == 0);
+  }
+}
+
+namespace {
+
+/// A buffer of rows by its definition: a list by last use, searched from its beginning.
+struct rows_by_use {
+  std::size_t slots;
+  std::vector<hot_miss> rows{};  // the oldest first
+
+  std::vector<std::int32_t> resolve(const std::vector<std::int32_t>& wanted, std::int32_t newest,
+                                    std::int32_t positions, std::vector<hot_miss>& misses) {
+    misses.clear();
+    const auto find = [&](std::int32_t position) {
+      return std::find_if(rows.begin(), rows.end(),
+                          [&](const hot_miss& each) { return each.position == position; });
+    };
+    const auto renew = [&](std::int32_t position) {
+      if (const auto at = find(position); at != rows.end()) std::rotate(at, at + 1, rows.end());
+    };
+    const auto is_kept = [&](std::int32_t position) {
+      return position >= 0 && position < positions && position != newest;
+    };
+    for (const std::int32_t each : wanted)
+      if (is_kept(each)) renew(each);
+    std::vector<std::int32_t> out;
+    for (const std::int32_t each : wanted) {
+      if (!is_kept(each)) {
+        out.push_back(each >= 0 && each == newest ? static_cast<std::int32_t>(slots) : -1);
+        continue;
+      }
+      if (find(each) == rows.end()) {
+        hot_miss made{each, static_cast<std::int32_t>(rows.size())};
+        if (rows.size() == slots) {
+          made.slot = rows.front().slot;
+          rows.erase(rows.begin());
+        }
+        rows.push_back(made);
+        misses.push_back(made);
+      }
+      out.push_back(find(each)->slot);
+    }
+    return out;
+  }
+};
+
+}  // namespace
+
+TEST_SUITE("hot_rows") {
+  TEST_CASE(
+      "buffers are those of the definition after each step, on hosts and in grids, and hold the pool's "
+      "rows") {
+    std::uint64_t hits = 0;
+    std::uint64_t missed = 0;
+    for (const auto seed : seeds(60, 12)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const hot_rows_shape shape{.sequences = static_cast<std::uint32_t>(1 + random() % 3),
+                                 .slots = static_cast<std::uint32_t>(1 + random() % 12),
+                                 .positions = static_cast<std::uint32_t>(1 + random() % 40)};
+      const auto k = static_cast<std::uint32_t>(random() % (shape.slots + 1));
+      const std::uint32_t stride = k + static_cast<std::uint32_t>(random() % 3);
+      constexpr std::uint64_t row_bytes = 32;
+      constexpr std::int32_t block_tokens = 4;
+      const auto columns = static_cast<std::int32_t>((shape.positions + 3) / 4);
+      const std::uint64_t blocks = static_cast<std::uint64_t>(columns) * shape.sequences;
+      std::vector<std::int32_t> table(blocks);
+      std::iota(table.begin(), table.end(), 0);
+      std::shuffle(table.begin(), table.end(), random);
+      if (seed % 3 == 0) table[random() % table.size()] = -1;  // of which the pool has no row
+      const padded_table_view tables{.block_table = table.data(),
+                                     .num_sequences = static_cast<std::int32_t>(shape.sequences),
+                                     .max_blocks = columns,
+                                     .block_tokens = block_tokens};
+      struct alignas(16) packet_of_pool {
+        std::uint64_t of[2];
+        bool operator==(const packet_of_pool&) const = default;
+      };
+      std::vector<packet_of_pool> pool(blocks * 4 * 2);
+      for (packet_of_pool& each : pool)
+        each = {{random(), random()}};
+      std::vector<std::int32_t> state[2];
+      std::vector<packet_of_pool> rows[2];
+      for (auto& each : state)
+        each.assign(hot_rows_words(shape) * shape.sequences, 77);
+      for (auto& each : rows)
+        each.resize((shape.slots + 1) * shape.sequences * 2);
+      reset_hot_rows(host_executor{}, shape, state[0]).value();
+      reset_hot_rows(grid_executor({.blocks = 2}), shape, state[1]).value();
+      std::vector<rows_by_use> wanted_state(shape.sequences, rows_by_use{shape.slots});
+      for (int turn = 0; turn < 25; ++turn) {
+        CAPTURE(turn);
+        std::vector<std::int32_t> wanted(std::size_t{stride} * shape.sequences, 5);
+        std::vector<std::int32_t> newest(shape.sequences);
+        for (auto& each : wanted)
+          each = static_cast<std::int32_t>(random() % (shape.positions + 2)) - 1;
+        for (auto& each : newest)
+          each = static_cast<std::int32_t>(random() % (shape.positions + 1)) - 1;
+        if (turn == 12) {  // one of them begins anew
+          const auto which = static_cast<std::uint32_t>(random() % shape.sequences);
+          reset_hot_rows(host_executor{}, shape, state[0], which, 1).value();
+          reset_hot_rows(grid_executor(), shape, state[1], which, 1).value();
+          wanted_state[which] = {shape.slots};
+        }
+        std::vector<std::int32_t> slots[2];
+        std::vector<hot_miss> misses[2];
+        std::vector<std::uint32_t> counts[2];
+        const auto step_of = [&](std::size_t i, const auto& run) {
+          slots[i].assign(wanted.size(), -9);
+          misses[i].assign(wanted.size(), {-9, -9});
+          counts[i].assign(shape.sequences, 99);
+          const hot_rows_step step{.wanted = wanted.data(),
+                                   .newest = turn % 4 == 0 ? nullptr : newest.data(),
+                                   .slots = slots[i].data(),
+                                   .misses = misses[i].data(),
+                                   .counts = counts[i].data(),
+                                   .wanted_count = k,
+                                   .stride = stride};
+          resolve_hot_rows(run, shape, state[i], step).value();
+          fetch_hot_rows(
+              run, shape, step, tables,
+              {reinterpret_cast<const std::byte*>(pool.data()), blocks, row_bytes * block_tokens, row_bytes},
+              std::as_writable_bytes(std::span(rows[i])), row_bytes)
+              .value();
+        };
+        step_of(0, host_executor{});
+        step_of(1, grid_executor({.blocks = 3}));
+        CHECK(state[0] == state[1]);
+        CHECK(slots[0] == slots[1]);
+        CHECK(misses[0] == misses[1]);
+        CHECK(counts[0] == counts[1]);
+        CHECK(rows[0] == rows[1]);
+        for (std::uint32_t s = 0; s < shape.sequences; ++s) {
+          const auto from = wanted.begin() + static_cast<std::ptrdiff_t>(std::size_t{s} * stride);
+          std::vector<hot_miss> lost;
+          const std::vector<std::int32_t> where =
+              wanted_state[s].resolve({from, from + k}, turn % 4 == 0 ? -1 : newest[s],
+                                      static_cast<std::int32_t>(shape.positions), lost);
+          REQUIRE(counts[0][s] == lost.size());
+          missed += lost.size();
+          CHECK(std::equal(lost.begin(), lost.end(),
+                           misses[0].begin() + static_cast<std::ptrdiff_t>(s * stride)));
+          for (std::uint32_t i = 0; i < k; ++i) {
+            const std::int32_t slot = slots[0][std::size_t{s} * stride + i];
+            REQUIRE(slot == where[i]);
+            if (slot < 0 || slot == static_cast<std::int32_t>(shape.slots)) continue;
+            ++hits;
+            const std::int32_t position = wanted[std::size_t{s} * stride + i];
+            const std::int32_t block = table[static_cast<std::size_t>(columns) * s +
+                                             static_cast<std::size_t>(position / block_tokens)];
+            for (std::size_t part = 0; part < 2; ++part) {
+              const packet_of_pool there =
+                  block < 0
+                      ? packet_of_pool{}
+                      : pool[(static_cast<std::size_t>(block) * 4 + static_cast<std::size_t>(position % 4)) *
+                                 2 +
+                             part];
+              REQUIRE(rows[0][((shape.slots + 1) * s + static_cast<std::size_t>(slot)) * 2 + part] == there);
+            }
+          }
+          if (k < stride) CHECK(slots[0][std::size_t{s} * stride + k] == -9);
+        }
+      }
+    }
+    CHECK(missed > 1'000);
+    CHECK(hits > missed);
+  }
+
+  TEST_CASE("hot rows refuse more wanted rows than slots, short memory and odd rows") {
+    const hot_rows_shape shape{.sequences = 2, .slots = 4, .positions = 8};
+    std::vector<std::int32_t> state(hot_rows_words(shape) * 2);
+    std::vector<std::int32_t> wanted(8), slots(8);
+    std::vector<hot_miss> misses(8);
+    std::vector<std::uint32_t> counts(2);
+    hot_rows_step step{.wanted = wanted.data(),
+                       .slots = slots.data(),
+                       .misses = misses.data(),
+                       .counts = counts.data(),
+                       .wanted_count = 4,
+                       .stride = 4};
+    const auto told = [&](auto change) {
+      hot_rows_step changed = step;
+      change(changed);
+      const auto done = resolve_hot_rows(host_executor{}, shape, state, changed);
+      return done ? failure{} : done.error();
+    };
+    reset_hot_rows(host_executor{}, shape, state).value();
+    CHECK(told([](hot_rows_step&) {}) == failure{});
+    CHECK(told([](hot_rows_step& of) { of.wanted_count = 5; }) ==
+          failure{errc::out_of_range, 0, 5, 4, "resolve_hot_rows: wanted_count"});
+    CHECK(told([](hot_rows_step& of) { of.stride = 3; }).code == errc::too_short);
+    CHECK(told([](hot_rows_step& of) { of.counts = nullptr; }).code == errc::too_short);
+    CHECK(told([](hot_rows_step& of) { of.slots = nullptr; }).code == errc::too_short);
+    CHECK(reset_hot_rows(host_executor{}, shape, std::span(state).first(3)).error() ==
+          failure{errc::too_short, 0, hot_rows_words(shape) * 2, 3, "reset_hot_rows: state"});
+    CHECK(reset_hot_rows(host_executor{}, {.sequences = 1}, state).error().code == errc::out_of_range);
+    CHECK(reset_hot_rows(host_executor{}, shape, state, 3).error().index == 1);
+    const std::vector<std::int32_t> table{0, 1, 2, 3};
+    const padded_table_view tables{
+        .block_table = table.data(), .num_sequences = 2, .max_blocks = 2, .block_tokens = 4};
+    alignas(16) std::byte pool[256]{};
+    alignas(16) std::byte rows[160]{};
+    const auto fetched = [&](std::uint64_t row_bytes, std::size_t bytes, const std::byte* data) {
+      const auto done = fetch_hot_rows(host_executor{}, shape, step, tables, {data, 4, 64, 16},
+                                       std::span(rows).first(bytes), row_bytes);
+      return done ? failure{} : done.error();
+    };
+    CHECK(fetched(16, 160, pool) == failure{});
+    CHECK(fetched(24, 160, pool).code == errc::bad_granularity);
+    CHECK(fetched(16, 159, pool) == failure{errc::too_short, 0, 160, 159, "fetch_hot_rows: rows"});
+    CHECK(fetched(16, 160, nullptr).code == errc::too_short);
   }
 }

@@ -180,6 +180,9 @@ TEST_CASE("perplexity is e to the power of train_gpt's loss, and forms diverge f
   CHECK(quality(kv_form::k8v4).bytes_per_token == 2 * 2 * (32 + 4 + 16 + 4));
   CHECK(quality(kv_form::nvfp4).bytes_per_token == 2 * 2 * 2 * (16 + 2));
   CHECK(quality(kv_form::int4_rotated).bytes_per_token == quality(kv_form::int4_by_token).bytes_per_token);
+  CHECK(quality(kv_form::int4_by_token_zero).bytes_per_token ==
+        quality(kv_form::int4_by_token).bytes_per_token);
+  CHECK(quality(kv_form::int4_by_token_zero).divergence < quality(kv_form::int4_by_token).divergence);
   CHECK(quality(kv_form::k8v4).divergence > quality(kv_form::int8).divergence);
   CHECK(quality(kv_form::k8v4).divergence < 0.1);
   CHECK(quality(kv_form::nvfp4).divergence > 0);
@@ -309,7 +312,7 @@ TEST_CASE("forms whose groups do not fit the heads are left out, and reported") 
   const trained_model model(narrow, std::move(layers));
   const perplexity_finding found = measure_perplexity(model, "text", std::vector<std::uint8_t>(20), {}, 2);
   CHECK(found.left_out == std::vector{kv_form::int8, kv_form::int4_by_token, kv_form::k8v4, kv_form::nvfp4,
-                                      kv_form::int4_rotated});
+                                      kv_form::int4_rotated, kv_form::int4_by_token_zero});
   REQUIRE(found.forms.size() == 3 + closing_forms.size());  // groups of by-channel forms fit any heads
   CHECK(found.forms[0].perplexity == doctest::Approx(256).epsilon(1e-6));  // all weights 0: any byte
   CHECK(to_report({}, found).find("left out: heads have 16 elements") != std::string::npos);

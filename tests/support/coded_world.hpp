@@ -66,10 +66,11 @@ struct code_places {
 
 /// A value of a cache in codes, dequantised by its definition.
 /// @param global  of the caller, for layouts without one.
+/// @param part    receives the value without its zero; may be null.
 [[nodiscard]] inline float value_in_codes(const llmmem::kv_layout& layout, const std::byte* cache,
                                           std::uint64_t blocks, std::uint32_t p, std::uint64_t layer,
                                           std::uint64_t block, std::uint64_t token, std::uint64_t head,
-                                          std::uint64_t i, float global) {
+                                          std::uint64_t i, float global, float* part = nullptr) {
   using llmmem::paging::scale_group;
   const code_places at = code_places_of(layout, p);
   const auto& form = p == 0 ? layout.key_scales : layout.value_scales;
@@ -77,12 +78,17 @@ struct code_places {
                               : form.group == scale_group::run   ? i / form.run
                                                                  : 0;
   const std::byte* const scales = cache + layout.strides(at.scales, blocks).offset(layer, block, token, head);
-  float scale = load_element(form.element, scales + group * element_bytes(form.element));
+  const std::uint64_t size = element_bytes(form.element);
+  float scale = load_element(form.element, scales + group * form.numbers * size);
+  float zero = form.numbers == 2 ? load_element(form.element, scales + (group * 2 + 1) * size) : 0;
   if (form.has_global)
     std::memcpy(&global, cache + layout.strides(at.globals, blocks).offset(layer, block, token, head), 4);
   if (global != 1.0F) scale = scale * global;
+  if (global != 1.0F) zero = zero * global;
   const std::byte* const vector = cache + layout.strides(p, blocks).offset(layer, block, token, head);
-  return number_of_code(layout.element_of(p), vector, i) * scale;
+  const float number = number_of_code(layout.element_of(p), vector, i);
+  if (part != nullptr) *part = number * scale;
+  return form.numbers == 2 ? std::fma(number, scale, zero) : number * scale;
 }
 
 /// A random form of a plane's codes.
@@ -103,12 +109,15 @@ struct code_places {
   out.place = random() % 3 == 0 ? scale_place::separate : scale_place::in_block;
   if (random() % 3 == 0 && out.group != scale_group::channel) out.place = scale_place::after_vector;
   out.has_global = random() % 3 == 0;
+  const bool may_have_zero = code == dtype::int8 || code == dtype::int4;
+  if (may_have_zero && out.group != scale_group::channel && random() % 2 == 0) out.numbers = 2;
   return out;
 }
 
 /// Any codes, those whose products tensor cores make exactly, or those with products of integers: int8 and
-/// int4 with one scale for a vector; or e2m1 with a scale of e4m3 for each eight values.
-enum class coded_kind { any, exact, integers, short_runs };
+/// int4 with one scale for a vector; or e2m1 with a scale of e4m3 for each eight values; or integers with a
+/// scale and a zero for a vector.
+enum class coded_kind { any, exact, integers, short_runs, zeros };
 
 /// A layout in codes of the shape of another one: keys and values each in a form of their own.
 [[nodiscard]] inline llmmem::kv_layout any_coded_layout(std::mt19937_64& random,
@@ -119,7 +128,7 @@ enum class coded_kind { any, exact, integers, short_runs };
   constexpr dtype codes[] = {dtype::int8, dtype::int4, dtype::fp4_e2m1, dtype::fp8_e4m3};
   while (true) {
     kv_layout out = shape;
-    const std::size_t kinds = kind == coded_kind::integers ? 2 : 4;
+    const std::size_t kinds = kind == coded_kind::integers || kind == coded_kind::zeros ? 2 : 4;
     out.element = codes[random() % kinds];
     out.value_element = codes[random() % kinds];
     if (kind == coded_kind::short_runs) out.value_element = out.element = dtype::fp4_e2m1;
@@ -128,10 +137,12 @@ enum class coded_kind { any, exact, integers, short_runs };
     for (std::uint32_t p = 0; p < 2 && kind != coded_kind::any; ++p) {
       paging::scale_form& scales = p == 0 ? out.key_scales : out.value_scales;
       scales.group = paging::scale_group::vector;
+      if (kind == coded_kind::zeros) scales.numbers = 2;
       const bool is_short = kind == coded_kind::short_runs;
       const bool may_run = kind == coded_kind::exact && out.element_of(p) == dtype::fp4_e2m1;
       if (!is_short && (!may_run || random() % 3 == 0)) continue;
       scales.group = paging::scale_group::run;
+      scales.numbers = 1;
       scales.run = is_short || random() % 3 == 0 ? 8 : 16;
       scales.element = dtype::fp8_e4m3;
     }
@@ -192,6 +203,18 @@ struct coded_world {
       }
     }
   }
+  /// The size of a key's or value's element without its zero: code x scale. What codes round is a part of it.
+  [[nodiscard]] double size_without_zero(std::uint32_t p, std::int32_t sequence, std::int64_t position,
+                                         std::uint32_t head, std::uint64_t i) const {
+    const auto in_block = static_cast<std::int64_t>(codes.layout.block_tokens);
+    const std::int32_t block =
+        codes.tables[static_cast<std::size_t>(sequence)][static_cast<std::size_t>(position / in_block)];
+    float out = 0;
+    static_cast<void>(value_in_codes(
+        codes.layout, codes.cache.data(), codes.blocks, p, codes.layer, static_cast<std::uint64_t>(block),
+        static_cast<std::uint64_t>(position % in_block), head, i, global(p, head), &out));
+    return std::fabs(static_cast<double>(out));
+  }
   /// The caller's scale of a head.
   [[nodiscard]] float global(std::uint32_t p, std::uint64_t head) const {
     if (codes.scales[p].empty()) return 1;
@@ -222,9 +245,11 @@ struct coded_world {
                                       layout.role_of(p) == paging::plane_role::key_global;
                   const dtype code = layout.element_of(is_key ? 0 : 1);
                   const float most = code == dtype::int8 ? 128.0F : code == dtype::int4 ? 8.0F : 6.0F;
-                  store_element(element, at + i * size,
-                                static_cast<float>(1 + random() % 64) / 32 /
-                                    (element == dtype::fp8_e4m3 || code == dtype::fp8_e4m3 ? 2.0F : most));
+                  const auto& form = is_key ? layout.key_scales : layout.value_scales;
+                  float number = static_cast<float>(1 + random() % 64) / 32;
+                  number = number / (element == dtype::fp8_e4m3 || code == dtype::fp8_e4m3 ? 2.0F : most);
+                  if (form.numbers == 2 && i % 2 == 1) number = static_cast<float>(random() % 65) / 32 - 1;
+                  store_element(element, at + i * size, number);
                 }
               }
             }

@@ -37,6 +37,7 @@ struct tensor_bounds {
   const bool is_exact = has_exact_numbers(of.codes.layout);
   const double rounding = is_exact ? 0x1p-11 : 0x1p-8;  // of queries and weights
   const double of_values = is_exact ? 0 : 0x1p-8;
+  const bool has_zeros = is_exact && of.codes.layout.value_scales.numbers == 2;
   constexpr double of_sums = 1e-5;
   const std::uint32_t head = query / world.group;
   const auto [sequence, first, end, scale] = world.attended_by(row);
@@ -69,11 +70,16 @@ struct tensor_bounds {
   for (std::size_t i = 0; i < products.size(); ++i) {
     const double weight = std::exp(products[i] - most);
     total += weight;
-    for (std::uint64_t e = 0; e < layout.vector_elements(1); ++e)
-      out.outputs[e] += weight * std::fabs(number(1, first + static_cast<std::int64_t>(i), e));
+    const std::int64_t position = first + static_cast<std::int64_t>(i);
+    for (std::uint64_t e = 0; e < layout.vector_elements(1); ++e) {
+      const double size = std::fabs(number(1, position, e));
+      // Weights are rounded where they multiply codes, and not where they multiply zeros.
+      const double rounded = has_zeros ? of.size_without_zero(1, sequence, position, head, e) : size;
+      out.outputs[e] += weight * (size * (swing + of_values) + rounded * rounding);
+    }
   }
   for (double& each : out.outputs)
-    each = (total == 0 ? 0 : each / total * (swing + rounding + of_values)) + of_sums;
+    each = (total == 0 ? 0 : each / total) + of_sums;
   return out;
 }
 

@@ -7,6 +7,7 @@
 #include <llmmem/codec/errors.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/model/dtype.hpp>
+#include <llmmem/model/int_rounding.hpp>
 #include <llmmem/model/random_bits.hpp>
 
 #include <algorithm>
@@ -46,7 +47,7 @@ inline namespace v0 {
 /// The encoded form, group by group, without a header: the scale, 4 or 2 bytes, little-endian, then the
 /// codes, two's complement, the first in the lowest bits of the first byte. Forms of parts of whole groups,
 /// one after the other, are the form of the whole. `decode` refuses codes, scales and padding that no encoder
-/// writes.
+/// writes. On a device `encode_int_groups` and `decode_int_groups` have the same bytes.
 ///
 /// @tparam Bits   8, 4 or 2
 /// @tparam Group  elements that share a scale: a multiple of the codes in a byte, at most 65536
@@ -88,11 +89,11 @@ class block_int {
                                              const encode_position& at = {}) const noexcept {
     const failure refused = encode_refusal(*this, in.size(), out.size());
     if (refused.code != errc::ok) return refused;
-    const std::uint64_t key = mixed_bits(mixed_bits(at.chunk + golden) + at.version);
+    const std::uint64_t key = detail::int_rounding_key::of_chunk(at.chunk, at.version);
     std::byte* to = out.data();
     for (std::uint64_t index = at.group; !in.empty(); ++index) {
       const std::size_t count = std::min<std::size_t>(in.size() / 4, Group);
-      encode_group(in.data(), count, to, mixed_bits(key + index * golden));
+      encode_group(in.data(), count, to, detail::int_rounding_key::of_group(key, index));
       to += group_bytes(count);
       in = in.subspan(4 * count);
     }
@@ -120,11 +121,8 @@ class block_int {
 
  private:
   static_assert(std::endian::native == std::endian::little, "the encoded form is written by copying numbers");
-  static constexpr std::size_t scale_bytes = Scale == dtype::f32 ? 4 : 2;
-  static constexpr std::uint32_t infinity = 0x7F80'0000U;
-  static constexpr std::uint32_t no_number = 0x7FC0'0000U;
-  static constexpr std::uint32_t largest_bf16 = 0x7F7F'0000U;
-  static constexpr std::uint64_t golden = 0x9E37'79B9'7F4A'7C15U;
+  static constexpr std::size_t scale_bytes = detail::int_scale::bytes(Scale);
+  static constexpr std::uint32_t no_number = detail::int_scale::no_number;
 
   [[nodiscard]] static constexpr std::uint64_t group_bytes(std::uint64_t elements) noexcept {
     return scale_bytes + packed::bytes(elements);
@@ -133,16 +131,9 @@ class block_int {
                                        std::uint64_t found) noexcept {
     return {.code = errc::damaged_encoding, .index = index, .wanted = wanted, .found = found, .where = name};
   }
-  /// Returns the bits of the scale of a group whose largest size has these bits.
-  [[nodiscard]] static constexpr std::uint32_t scale_of(std::uint32_t largest) noexcept {
-    if (largest >= infinity) return no_number;
-    if constexpr (Scale == dtype::f32) return largest;
-    return largest > largest_bf16 ? largest_bf16 : (largest + 0xFFFFU) & 0xFFFF'0000U;
-  }
-
   static void encode_group(const std::byte* in, std::size_t count, std::byte* out,
                            std::uint64_t key) noexcept {
-    const std::uint32_t scale = scale_of(detail::largest_size(in, count));
+    const std::uint32_t scale = detail::int_scale::of(Scale, detail::largest_size(in, count));
     const std::uint32_t stored = Scale == dtype::f32 ? scale : scale >> 16U;
     std::memcpy(out, &stored, scale_bytes);
     if (scale == 0 || scale == no_number) {
@@ -163,7 +154,7 @@ class block_int {
     std::uint32_t scale = 0;
     std::memcpy(&scale, in, scale_bytes);
     if constexpr (Scale == dtype::bf16) scale <<= 16U;
-    if (scale >= infinity && scale != no_number) return damaged(index, no_number, scale);
+    if (scale >= detail::int_scale::infinity && scale != no_number) return damaged(index, no_number, scale);
     const std::byte* const codes = in + scale_bytes;
     if (scale == 0 || scale == no_number) {
       const auto wrong = std::count_if(codes, codes + packed::bytes(count),

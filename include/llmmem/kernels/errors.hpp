@@ -41,8 +41,8 @@ namespace detail {
              "one "
              "scale of f32 or bf16, or of fp8_e4m3 for fp4_e2m1, for a vector, run or channel (scale_group 1 "
              "to "
-             "3); plane {wanted} of the layout has other elements or scales (scale_group {found}), or a zero "
-             "point";
+             "3), and for int8 and int4 by vector or run a zero point (numbers = 2); plane {wanted} of the "
+             "layout has other elements or scales (scale_group {found})";
     case 6:
       return "the kernel writes single tokens, but a scale by channel is known only when its block is full; "
              "append to an open block in bf16 or f32, and close it by quantize_kv_blocks";
@@ -55,7 +55,9 @@ namespace detail {
       return "attention over latents needs options.scale, the scale of a head before absorption "
              "(1 / sqrt(192) in DeepSeek-V3): the length of a latent does not say it";
     case 13:
-      return "tensor cores take vectors of 64 or 128 elements, and latents have more; choose "
+      return "tensor cores take records of 512 latents and 64 rotary elements of bf16, the latents in bf16 "
+             "or "
+             "in e4m3 with a float for each 128 (bf16_mla, fp8_ds_mla); choose "
              "attention_arithmetic::reproducible, or host_vectors with a host_vector_executor";
     case 14:
       return "the kernel copies single tokens, but plane {wanted} of the layout has scales that all tokens "

@@ -106,8 +106,18 @@ static_assert(token_front<position_front<csr_table_view>> && token_front<positio
 ///     scale = amax / qmax / global, rounded to the scales' type; at least 2^-126 (2^-9 in e4m3); 0 for zeros
 ///     code  = nearest(x * (1 / (scale * global))), of two equally near the even one
 ///
+/// With a zero next to each scale (`scale_form::numbers` 2; int8 and int4), the codes -8 to 7 (-128 to 127)
+/// take the whole distance from a group's least to its largest value:
+///
+///     zero  = (least * 7 + largest * 8) / 15 / global, rounded to the scales' type
+///     scale = the larger of (largest - zero) / 7 and (zero - least) / 8, as above, with that zero x global
+///     code  = nearest((x - zero) * (1 / scale))
+///
+/// so that code x scale + zero, rounded once, is within scale / 2 of x and a rounding. Equal values have the
+/// scale 0 if the scales' type holds them.
+///
 /// Keys with `is_rotated` are turned by Hadamard's matrix before; runs are a power of two there. A group with
-/// an infinity or a NaN gets a NaN scale. Host and device have the same bits.
+/// an infinity or a NaN gets a NaN scale, and a NaN zero. Host and device have the same bits.
 ///
 /// If several tokens go to one place, it afterwards holds one of them, or a mixture: name each place once.
 ///

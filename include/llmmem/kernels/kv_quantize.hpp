@@ -49,8 +49,8 @@ inline namespace v0 {
 /// `bf16`. Rounding a `bf16` scale moves no code past qmax. A group with an infinity or a NaN gets a NaN
 /// scale: all of it is restored as NaNs. Two codes of int4 are in a byte, the first in its lower half.
 ///
-/// Forms by token are those of `append_kv`, with the same bits: fp8, NVFP4, runs, rotated keys, a scale of
-/// the block or of the caller.
+/// Forms by token are those of `append_kv`, with the same bits: fp8, NVFP4, runs, zeros, rotated keys, a
+/// scale of the block or of the caller.
 ///
 /// A block of B tokens takes 4 + s / B bits per value in int4 by channel, where s are the bits of a scale: 5
 /// with `bf16` at 16 tokens, 4.5 at 32.

@@ -63,7 +63,7 @@ enum class attention_arithmetic : std::uint8_t {
   /// and so are queries of another type (after scaling by a power of two). The bits are those
   /// of a kind of device; a host has its own. The scale is applied after the products, so keys of 2^120 and
   /// more make them infinite or NaN. For caches of bf16, half, fp8 or codes whose keys and values have 64
-  /// elements, or 128.
+  /// elements, or 128; and for records of latents.
   ///
   /// Of codes, by their scales:
   ///
@@ -74,10 +74,17 @@ enum class attention_arithmetic : std::uint8_t {
   ///   x the weighted mean of its values' sizes. Both hold for numbers that halves have with all digits: a
   ///   query's elements from 2^-27 of its largest on, and weights times value scales from 2^-27 of the
   ///   share's largest so far on. Smaller ones are rounded to multiples of 2^-37 of these. Keys of 2^104 and
-  ///   more make products infinite or NaN. So does an infinite scale of a key.
+  ///   more make products infinite or NaN. So does an infinite scale of a key. Zeros
+  ///   next to scales (int8, int4 by vector) multiply floats: the sum of the rounded query, and the weights
+  ///   as they are; so an output's bound is of values without their zeros.
   /// - Other scales, by channel or by run: code x scale is rounded to bf16, and so are queries and weights;
   ///   both bounds are 2^-7 instead. Scales that differ within a vector are no factor of its product, so each
   ///   code is multiplied where it is read.
+  ///
+  /// Of records of latents: `bf16_mla` and `fp8_ds_mla` (512 latents and 64 rotary elements of bf16; the
+  /// latents in bf16, or in `fp8_e4m3` with a float for each 128, without an outer scale in the record). Code
+  /// x scale, queries and weights are rounded to bf16: both bounds are 2^-7. Two warps make the products of a
+  /// share, and each sums half of the latents.
   tensor_cores,
   /// Float dots by vector instructions of a host (`host_vector_executor`; other executors refuse it): each
   /// key and value is
@@ -90,7 +97,7 @@ enum class attention_arithmetic : std::uint8_t {
   /// with equal integers elsewhere. It differs from `host_vectors` by these roundings:
   ///
   /// - a product by at most scale x (largest size of the query's elements / 254) x sum of the sizes of the
-  ///   key's elements;
+  ///   key's elements (all sizes here: without the zeros next to scales, which multiply floats);
   /// - an output by at most the sum over its tokens of (m / 510) x the size of the value's code, divided by
   ///   the sum of the weights; m is the largest weight x value scale of the token's tile of 64. (Weights are
   ///   those of the products above. Values whose m is below 2^-100 count as 0.)
@@ -150,10 +157,11 @@ concept counted_tables = requires(const V& view, std::int32_t sequence) {
 ///
 /// The cache holds elements, or codes with scales in its blocks: keys and values each in `int8`, `int4`,
 /// `fp8_e4m3` or `fp4_e2m1`, with one scale of `f32` or `bf16` (of `fp4_e2m1` also `fp8_e4m3`) for a vector,
-/// a run of a multiple of 8 values or a channel. A value is code x scale, rounded once; with a scale of the
+/// a run of a multiple of 8 values or a channel; int8 and int4 by vector or run may have a zero next to each
+/// scale. A value is code x scale, or code x scale + zero, rounded once; with a scale of the
 /// block (`has_global`), or else of the caller (`options.scales`), scale is the product of both, rounded
-/// once. The outputs have the bits of attention over a cache of `f32` with these values. Where `is_rotated`
-/// is set, queries are turned by Hadamard's matrix before.
+/// once, and so is zero. The outputs have the bits of attention over a cache of `f32` with these values.
+/// Where `is_rotated` is set, queries are turned by Hadamard's matrix before.
 ///
 /// With `options.latents` the cache holds records of latents (MLA; `append_mla` writes them), and attention
 /// is the absorbed one: a query is [latents | rotary], its head's `W_UK` already applied, its product is with

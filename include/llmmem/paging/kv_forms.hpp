@@ -102,7 +102,9 @@ struct scale_form {
   scale_group group = scale_group::none;
   dtype element = dtype::f32;  ///< of a scale
   std::uint32_t run = 16;      ///< values that share a scale, if `group` is `run`
-  std::uint32_t numbers = 1;   ///< per group: 1, or 2 for a scale and a zero point
+  /// Per group: 1, or 2 for a scale and what code 0 stands for: value = code x scale + zero. Kernels take it
+  /// for int8 and int4 with scales by vector or by run.
+  std::uint32_t numbers = 1;
   scale_place place = scale_place::in_block;
   bool has_global = false;  ///< one additional f32 per block of a layer that scales the scales (NVFP4)
   /// Vectors are turned by Hadamard's orthonormal matrix before they become codes, which spreads outliers

@@ -24,15 +24,20 @@ enum class named_form : std::uint8_t {
   nvfp4_with_scale,  ///< the same, and a scale of f32 for each block in the block
   int8_by_channel,   ///< int8, of keys a scale of bf16 for each channel, of values for each vector: 8.3 bits
   int4_by_channel,   ///< the same in int4: 4.3 bits
+  /// Keys and values in int4, a scale and a zero of bf16 for each vector: 4.25 bits. The codes -8 to 7 take
+  /// the whole distance from a vector's least value to its largest (KIVI, HQQ); those of `int4_by_token`, -7
+  /// to 7, are symmetric about 0.
+  int4_by_token_zero,
 };
 
 /// The number of names.
-inline constexpr std::uint32_t named_form_count = 7;
+inline constexpr std::uint32_t named_form_count = 8;
 
 /// Returns the name as tables write it.
 [[nodiscard]] constexpr std::string_view name_of(named_form form) noexcept {
-  constexpr std::string_view names[] = {"int8_by_token",    "int4_by_token",   "k8v4",           "nvfp4",
-                                        "nvfp4_with_scale", "int8_by_channel", "int4_by_channel"};
+  constexpr std::string_view names[] = {"int8_by_token",   "int4_by_token",     "k8v4",
+                                        "nvfp4",           "nvfp4_with_scale",  "int8_by_channel",
+                                        "int4_by_channel", "int4_by_token_zero"};
   return names[static_cast<std::size_t>(form)];
 }
 
@@ -76,6 +81,11 @@ inline constexpr std::uint32_t named_form_count = 7;
       shape.element = form == named_form::int8_by_channel ? dtype::int8 : dtype::int4;
       shape.key_scales = by_channel;
       shape.value_scales = by_short_vector;
+      break;
+    case named_form::int4_by_token_zero:
+      shape.element = dtype::int4;
+      shape.key_scales = {.group = scale_group::vector, .element = dtype::bf16, .numbers = 2};
+      shape.value_scales = shape.key_scales;
       break;
   }
   if (!shape.has_values) shape.value_scales = {};

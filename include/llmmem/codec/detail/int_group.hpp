@@ -1,8 +1,8 @@
 /// @file
-/// A group of floats as integers of few bits and a scale, rounded by random bits.
+/// A group of floats in memory as integers of few bits: its largest size, and its codes in bytes.
 #pragma once
 
-#include <llmmem/config.hpp>
+#include <llmmem/model/int_rounding.hpp>
 
 #include <algorithm>
 #include <array>
@@ -14,38 +14,6 @@
 namespace llmmem {
 inline namespace v0 {
 namespace detail {
-
-/// The arithmetic of one element. Products of doubles are never added to, so that no compiler fuses them, and
-/// all else is of integers: every machine has the same bits.
-template <unsigned Bits>
-struct int_rounding {
-  static constexpr std::int32_t largest = (1 << (Bits - 1)) - 1;
-  /// With these, a restored float has its code again: the float is within 2^-24 of itself from a whole number
-  /// of steps, which is less than half of a unit of the fraction.
-  static constexpr unsigned fraction_bits = 24 - Bits;
-
-  /// The factor that takes a size to half units of the fraction. @pre the scale is positive and finite
-  [[nodiscard]] static LLMMEM_HD constexpr double factor(float scale) noexcept {
-    return static_cast<double>(largest << (fraction_bits + 1)) / static_cast<double>(scale);
-  }
-  /// Returns the steps of a size, in units of the fraction, rounded to the nearest.
-  /// @pre the size is at most 1 + 2^-8 of the scale, and `factor` is the scale's
-  [[nodiscard]] static LLMMEM_HD constexpr std::int32_t steps(float size, double factor) noexcept {
-    const auto half_units = static_cast<std::int32_t>(static_cast<double>(size) * factor);
-    const std::int32_t units = (half_units + 1) >> 1;
-    constexpr std::int32_t most = largest << fraction_bits;
-    return units < most ? units : most;
-  }
-  /// Returns the whole steps below or above: above for as many of all random bits as the fraction says,
-  /// exactly.
-  [[nodiscard]] static LLMMEM_HD constexpr std::int32_t rounded(std::int32_t steps,
-                                                                std::uint32_t random) noexcept {
-    return (steps + static_cast<std::int32_t>(random >> (32 - fraction_bits))) >> fraction_bits;
-  }
-  [[nodiscard]] static LLMMEM_HD constexpr float restored(std::int32_t code, double step) noexcept {
-    return static_cast<float>(code * step);
-  }
-};
 
 /// The bits of the largest size of `count` floats: floats are ordered as their bits, infinity and NaNs above
 /// all.

@@ -50,13 +50,6 @@ namespace detail {
   return out;
 }
 
-/// A number that bf16 would round to an infinity becomes the largest bf16: codes stand for numbers beyond the
-/// values that they came from.
-[[nodiscard]] LLMMEM_HD inline float held_below_infinity(float value) noexcept {
-  const std::uint32_t size = bits_of_float(value) & 0x7FFF'FFFFU;
-  const bool is_beyond = size > 0x7F7F'0000U && size < 0x7F80'0000U;
-  return is_beyond ? float_of_bits((bits_of_float(value) & 0x8000'0000U) | 0x7F7F'0000U) : value;
-}
 LLMMEM_HD inline void store_values(dtype element, std::byte* to, const attention_floats& values,
                                    std::uint32_t width) noexcept {
   packet<16> first{};
@@ -260,6 +253,35 @@ class code_tokens_work {
     });
     const std::uint32_t in_run = plane.run.by();
     typename Group::template held<float> other;
+    // Of values with a zero point: the least and the largest. All lanes of a warp exchange them, or none.
+    const bool has_zeros = of_.planes[0].has_zero || (of_.plane_count > 1 && of_.planes[1].has_zero);
+    typename Group::template held<float> least;
+    typename Group::template held<float> most;
+    if (has_zeros) {
+      group.each([&](std::uint32_t lane) {
+        least[lane] = -lowest();
+        most[lane] = lowest();
+        if (lane >= packs) return;  // zeros past a vector's end are none of its values
+        LLMMEM_UNROLL
+        for (unsigned i = 0; i < attention_pack; ++i) {
+          const float each = x[lane].of[i];
+          least[lane] = each < least[lane] ? each : least[lane];
+          most[lane] = each > most[lane] ? each : most[lane];
+        }
+      });
+      for (std::uint32_t step = 1; step < group.count(); step *= 2) {
+        group.each([&](std::uint32_t lane) { other[lane] = least[lane]; });
+        group.swap(other, step);
+        group.each([&](std::uint32_t lane) {
+          if (step < in_run && other[lane] < least[lane]) least[lane] = other[lane];
+        });
+        group.each([&](std::uint32_t lane) { other[lane] = most[lane]; });
+        group.swap(other, step);
+        group.each([&](std::uint32_t lane) {
+          if (step < in_run && other[lane] > most[lane]) most[lane] = other[lane];
+        });
+      }
+    }
     for (std::uint32_t step = 1; step < group.count(); step *= 2) {
       group.each([&](std::uint32_t lane) { other[lane] = largest[lane]; });
       group.swap(other, step);
@@ -274,16 +296,26 @@ class code_tokens_work {
       const float global = plane.global == nullptr
                                ? 1.0F
                                : plane.global[plane.is_global_by_head && !plane.has_global ? head_number : 0];
-      const coded_scale scale = coded_scale_of(plane.code, plane.scale, bits_of_float(largest[lane]), global);
-      detail::store_codes(plane.code, codes_at(plane, head, at.place.block, at.place.token, lane),
-                          codes_of_floats(plane.code, x[lane], scale.inverse), plane.code_width);
       const auto run = static_cast<std::uint32_t>(plane.run.quotient(lane));
-      if (lane == run * in_run)
-        store_scale(plane.scale,
-                    head.scales + at.place.block * plane.scales.strides.block +
-                        at.place.token * plane.scales.strides.token +
-                        std::uint64_t{run} * scale_bytes_of(plane.scale),
-                    scale.stored);
+      std::byte* const numbers = head.scales + at.place.block * plane.scales.strides.block +
+                                 at.place.token * plane.scales.strides.token +
+                                 std::uint64_t{run} * plane.group_bytes();
+      coded_scale scale;
+      code_words codes;
+      if (plane.has_zero) {
+        const coded_range range = coded_range_of(plane.code, plane.scale, least[lane], most[lane],
+                                                 bits_of_float(largest[lane]), global);
+        scale = range.of;
+        codes = codes_of_floats<true>(plane.code, x[lane], scale.inverse, range.zero);
+        if (lane == run * in_run)
+          store_scale(plane.scale, numbers + scale_bytes_of(plane.scale), range.stored_zero);
+      } else {
+        scale = coded_scale_of(plane.code, plane.scale, bits_of_float(largest[lane]), global);
+        codes = codes_of_floats(plane.code, x[lane], scale.inverse);
+      }
+      detail::store_codes(plane.code, codes_at(plane, head, at.place.block, at.place.token, lane), codes,
+                          plane.code_width);
+      if (lane == run * in_run) store_scale(plane.scale, numbers, scale.stored);
       // A block's first token says the scale of all.
       if (plane.has_global && lane == 0 && head_number == 0 && at.place.token == 0)
         store_packet<4>(head.globals + at.place.block * plane.globals.strides.block,

@@ -61,7 +61,10 @@ namespace detail {
     // Integers have no code for what a scale that was rounded down leaves beyond the largest.
     const bool is_scale = scales.element == dtype::f32 || scales.element == dtype::bf16 ||
                           (scales.element == dtype::fp8_e4m3 && code == dtype::fp4_e2m1);
-    if (!is_code || scales.group == scale_group::none || !is_scale || scales.numbers != 1)
+    const bool is_integer = code == dtype::int8 || code == dtype::int4;
+    const bool has_numbers =
+        scales.numbers == 1 || (scales.numbers == 2 && is_integer && scales.group != scale_group::channel);
+    if (!is_code || scales.group == scale_group::none || !is_scale || !has_numbers)
       return failure{errc::unsupported_layout, 5, p, static_cast<std::uint64_t>(scales.group), who};
     if (scales.group == scale_group::run && (scales.run == 0 || scales.run % attention_pack != 0))
       return failure{errc::bad_granularity, p, scales.run, attention_pack, who};
@@ -119,6 +122,7 @@ namespace detail {
   out.scale = scales.element;
   out.is_by_channel = scales.group == paging::scale_group::channel;
   out.has_global = scales.has_global;
+  out.has_zero = scales.numbers == 2;
   if (scales.has_global)
     out.globals = kv_plane_of(memory, plane_of_role(layout, p == 0 ? paging::plane_role::key_global
                                                                    : paging::plane_role::value_global));

@@ -112,13 +112,26 @@ LLMMEM_HD inline void store_codes(dtype code, std::byte* to, const code_words& c
   return out;
 }
 
+/// x - y times the reciprocal of a scale, for any finite x and y: halves of them are far enough below the
+/// largest float.
+[[nodiscard]] LLMMEM_HD inline float steps_between(float x, float y, float inverse) noexcept {
+  return product_of(product_of(x, 0.5F) - product_of(y, 0.5F), product_of(inverse, 2.0F));
+}
+
 /// The codes of eight values, each times the reciprocal of its scale.
+/// @param zero  what code 0 stands for; it is subtracted first.
+template <bool HasZero = false>
 [[nodiscard]] LLMMEM_HD inline code_words codes_of_floats(dtype code, const attention_floats& values,
-                                                          float inverse) noexcept {
+                                                          float inverse, float zero = 0) noexcept {
   code_words out{};
   LLMMEM_UNROLL
   for (unsigned i = 0; i < attention_pack; ++i) {
-    const float x = product_of(values.of[i], inverse);
+    float x = 0;
+    if constexpr (HasZero) {
+      x = steps_between(values.of[i], zero, inverse);
+    } else {
+      x = product_of(values.of[i], inverse);
+    }
     if (code == dtype::int8) {
       out.word[i / 4] |= (static_cast<std::uint32_t>(nearest_integer(x)) & 0xFFU) << (i % 4 * 8);
     } else if (code == dtype::int4) {
@@ -164,6 +177,67 @@ struct coded_scale {
   if (out.scale >= least_normal) out.inverse = quotient_of(1.0F, out.scale);
   return out;
 }
+/// A number that bf16 would round to an infinity becomes the largest bf16: codes stand for numbers beyond the
+/// values that they came from.
+[[nodiscard]] LLMMEM_HD inline float held_below_infinity(float value) noexcept {
+  const std::uint32_t size = bits_of_float(value) & 0x7FFF'FFFFU;
+  const bool is_beyond = size > 0x7F7F'0000U && size < 0x7F80'0000U;
+  return is_beyond ? float_of_bits((bits_of_float(value) & 0x8000'0000U) | 0x7F7F'0000U) : value;
+}
+/// A float as a scale's type, f32 or bf16, stores it.
+[[nodiscard]] LLMMEM_HD inline float stored_number(dtype element, float x) noexcept {
+  return element == dtype::bf16 ? float_of<dtype::bf16>(nearest_of<dtype::bf16>(held_below_infinity(x))) : x;
+}
+
+/// A group's scale and the number of its code 0 as stored, and the factors of its values in both directions.
+struct coded_range {
+  coded_scale of{};
+  float stored_zero = 0;
+  float zero = 0;
+};
+/// By a group's least and largest value, of which the codes from -8 to 7 (or -128 to 127) take the whole
+/// distance. The scale is found for the zero as it is stored, so no value is beyond the codes by more than a
+/// rounding. Equal values have the scale 0 if the zero holds them.
+/// @param sizes  the bits of the largest size of the group's values.
+[[nodiscard]] LLMMEM_HD inline coded_range coded_range_of(dtype code, dtype element, float least, float most,
+                                                          std::uint32_t sizes, float global) noexcept {
+  constexpr float least_normal = 0x1p-126F;
+  const float nan = float_of_bits(0x7FFF'FFFFU);
+  const coded_range broken{{nan, nan, 0}, nan, nan};
+  if (sizes >= 0x7F80'0000U) return broken;
+  const bool is_byte = code == dtype::int8;
+  const float above = is_byte ? 127.0F : 7.0F;
+  const float below = is_byte ? 128.0F : 8.0F;
+  const float share = is_byte ? 128.0F / 255.0F : 8.0F / 15.0F;
+  float zero = least == most ? most : product_of(least, 1.0F - share) + product_of(most, share);
+  if (global != 1.0F) zero = quotient_of(zero, global);
+  coded_range out;
+  out.stored_zero = stored_number(element, zero);
+  out.zero = global != 1.0F ? product_of(out.stored_zero, global) : out.stored_zero;
+  if (bits_of_float(size_of(out.zero)) >= 0x7F80'0000U) return broken;
+  const float half = product_of(out.zero, 0.5F);
+  const float up = quotient_of(product_of(most, 0.5F) - half, 0.5F * above);
+  const float down = quotient_of(half - product_of(least, 0.5F), 0.5F * below);
+  float wanted = larger_of(up, down);
+  if (wanted == 0.0F) return out;
+  if (global != 1.0F) wanted = quotient_of(wanted, global);
+  if (wanted < least_normal) wanted = least_normal;
+  out.of.stored = stored_number(element, wanted);
+  out.of.scale = global != 1.0F ? product_of(out.of.stored, global) : out.of.stored;
+  if (out.of.scale >= least_normal) out.of.inverse = quotient_of(1.0F, out.of.scale);
+  return out;
+}
+
+/// code x scale + zero, rounded once. A NaN gets the bits that devices produce.
+[[nodiscard]] LLMMEM_HD inline float number_from_zero(float code, float scale, float zero) noexcept {
+  const float x = fused(code, scale, zero);
+#if defined(__CUDA_ARCH__)
+  return x;
+#else
+  return x == x ? x : float_of_bits(0x7FFF'FFFFU);
+#endif
+}
+
 LLMMEM_HD inline void store_scale(dtype element, std::byte* to, float stored) noexcept {
   if (element == dtype::f32) return store_packet<4>(to, packet<4>{{bits_of_float(stored)}});
   if (element == dtype::bf16) return store_packet<2>(to, packet<2>{{nearest_of<dtype::bf16>(stored)}});
@@ -181,12 +255,17 @@ struct coded_plane {
   bool is_by_channel = false;
   bool has_global = false;
   bool is_global_by_head = false;
+  bool has_zero = false;            // after each scale, the number that code 0 stands for
   divider run{};                    // packs of a vector that share a scale
   std::uint32_t code_width = 1;     // the alignment of eight codes
   std::uint32_t rotated_packs = 0;  // of the blocks that Hadamard's matrix turns; 0: nothing is turned
   float rotation = 1;
 
   [[nodiscard]] LLMMEM_HD std::uint32_t pack_bytes() const noexcept { return is_half_byte(code) ? 4 : 8; }
+  /// Bytes of a group's numbers.
+  [[nodiscard]] LLMMEM_HD std::uint32_t group_bytes() const noexcept {
+    return scale_bytes_of(scale) << (has_zero ? 1U : 0U);
+  }
 };
 
 /// The codes and scales of a head in a layer.
@@ -222,7 +301,7 @@ class pack_scales {
       for (unsigned i = 0; i < attention_pack; ++i)
         by_channel_.of[i] = whole(load_scale(plane.scale, at_ + std::uint64_t{i} * bytes));
     } else {
-      at_ += plane.run.quotient(pack) * bytes;
+      at_ += plane.run.quotient(pack) * plane.group_bytes();
     }
   }
   /// Eight values of a token of the block.
@@ -234,7 +313,15 @@ class pack_scales {
       for (unsigned i = 0; i < attention_pack; ++i)
         out.of[i] = product_of(numbers.of[i], by_channel_.of[i]);
     } else {
-      const float scale = whole(load_scale(plane.scale, at_ + token * plane.scales.strides.token));
+      const std::byte* const at = at_ + token * plane.scales.strides.token;
+      const float scale = whole(load_scale(plane.scale, at));
+      if (plane.has_zero) {
+        const float zero = whole(load_scale(plane.scale, at + scale_bytes_of(plane.scale)));
+        LLMMEM_UNROLL
+        for (unsigned i = 0; i < attention_pack; ++i)
+          out.of[i] = number_from_zero(numbers.of[i], scale, zero);
+        return out;
+      }
       LLMMEM_UNROLL
       for (unsigned i = 0; i < attention_pack; ++i)
         out.of[i] = product_of(numbers.of[i], scale);

@@ -47,8 +47,8 @@ enum class byte_dots : std::uint8_t {
 /// Adds to each lane of `to` the products of its four bytes: those of `a` without a sign, those of `b` with
 /// one.
 template <unsigned N, byte_dots Dots>
-LLMMEM_LANES_INLINE void add_byte_products(const word_lanes<N>& a, const word_lanes<N>& b,
-                                           integer_lanes<N>& to) noexcept {
+LLMMEM_ALWAYS_INLINE void add_byte_products(const word_lanes<N>& a, const word_lanes<N>& b,
+                                            integer_lanes<N>& to) noexcept {
 #if LLMMEM_LANES_ASM
   if constexpr (Dots == byte_dots::by_fours) {
     integer_lanes<N> sum = to;  // an element of an array as an operand would be kept in memory
@@ -84,7 +84,7 @@ LLMMEM_LANES_INLINE void add_byte_products(const word_lanes<N>& a, const word_la
 
 /// All lanes become a word.
 template <unsigned N>
-LLMMEM_LANES_INLINE void spread_word(const void* from, word_lanes<N>& to) noexcept {
+LLMMEM_ALWAYS_INLINE void spread_word(const void* from, word_lanes<N>& to) noexcept {
   std::uint32_t word;
   std::memcpy(&word, from, sizeof(word));
 #if LLMMEM_LANES_ASM
@@ -102,8 +102,8 @@ LLMMEM_LANES_INLINE void spread_word(const void* from, word_lanes<N>& to) noexce
 
 /// Adds the products with one word of `b` for all lanes.
 template <unsigned N, byte_dots Dots>
-LLMMEM_LANES_INLINE void add_byte_products(const word_lanes<N>& a, const std::uint32_t* b,
-                                           integer_lanes<N>& to) noexcept {
+LLMMEM_ALWAYS_INLINE void add_byte_products(const word_lanes<N>& a, const std::uint32_t* b,
+                                            integer_lanes<N>& to) noexcept {
 #if LLMMEM_LANES_ASM
   if constexpr (Dots == byte_dots::by_fours) {
     integer_lanes<N> sum = to;
@@ -121,15 +121,15 @@ LLMMEM_LANES_INLINE void add_byte_products(const word_lanes<N>& a, const std::ui
 
 /// Half of the lanes of two vectors that `sum_each` would add: the vectors of the transposition's next step.
 template <unsigned N, unsigned Width, bool Upper, int... Lane>
-LLMMEM_LANES_INLINE void join_lanes(const float_lanes<N>& a, const float_lanes<N>& b, float_lanes<N>& to,
-                                    std::integer_sequence<int, Lane...> /*lanes*/) noexcept {
+LLMMEM_ALWAYS_INLINE void join_lanes(const float_lanes<N>& a, const float_lanes<N>& b, float_lanes<N>& to,
+                                     std::integer_sequence<int, Lane...> /*lanes*/) noexcept {
   pick_lanes<N>(a, b, to, std::integer_sequence<int, joined_lane<N, Width, Upper>(Lane)...>());
 }
 
 /// Transposes N vectors of N words from `First` on: vector `k` then has word `transposed_words<N>[k]` of
 /// each, that of vector i in lane i.
 template <unsigned N, unsigned Width = 1, unsigned First = 0>
-LLMMEM_LANES_INLINE void transpose_lanes(float_lanes<N> (&x)[N]) noexcept {
+LLMMEM_ALWAYS_INLINE void transpose_lanes(float_lanes<N> (&x)[N]) noexcept {
   if constexpr (Width < N) {
     constexpr unsigned half = N / Width / 2;
     float_lanes<N> upper[half];
@@ -210,8 +210,8 @@ template <unsigned Unit, bool Upper>
   return static_cast<int>(unit % 2 != 0 ? of + bytes : of);
 }
 template <unsigned N, int... From>
-LLMMEM_LANES_INLINE void pick_bytes(const byte_lanes<N>& a, const byte_lanes<N>& b, byte_lanes<N>& to,
-                                    std::integer_sequence<int, From...> /*bytes*/) noexcept {
+LLMMEM_ALWAYS_INLINE void pick_bytes(const byte_lanes<N>& a, const byte_lanes<N>& b, byte_lanes<N>& to,
+                                     std::integer_sequence<int, From...> /*bytes*/) noexcept {
 #if defined(__CUDACC__)
   constexpr int from[] = {From...};
   for (int i = 0; i < int{4 * N}; ++i)
@@ -221,15 +221,15 @@ LLMMEM_LANES_INLINE void pick_bytes(const byte_lanes<N>& a, const byte_lanes<N>&
 #endif
 }
 template <unsigned N, unsigned Unit, bool Upper, int... Byte>
-LLMMEM_LANES_INLINE void alternate_bytes(const byte_lanes<N>& a, const byte_lanes<N>& b, byte_lanes<N>& to,
-                                         std::integer_sequence<int, Byte...> /*bytes*/) noexcept {
+LLMMEM_ALWAYS_INLINE void alternate_bytes(const byte_lanes<N>& a, const byte_lanes<N>& b, byte_lanes<N>& to,
+                                          std::integer_sequence<int, Byte...> /*bytes*/) noexcept {
   pick_bytes<N>(a, b, to, std::integer_sequence<int, alternate_byte<Unit, Upper>(Byte, 4 * N)...>());
 }
 
 /// Makes of the bytes of four tokens words with a byte of each. Word 4 j + r of `x[i]` is of byte 16 j + 4 i
 /// + r.
 template <unsigned N>
-LLMMEM_LANES_INLINE void alternate_tokens(byte_lanes<N> (&x)[4]) noexcept {
+LLMMEM_ALWAYS_INLINE void alternate_tokens(byte_lanes<N> (&x)[4]) noexcept {
   constexpr auto all = std::make_integer_sequence<int, int{4 * N}>();
   byte_lanes<N> pairs[4];
   alternate_bytes<N, 1, false>(x[0], x[1], pairs[0], all);
@@ -244,7 +244,7 @@ LLMMEM_LANES_INLINE void alternate_tokens(byte_lanes<N> (&x)[4]) noexcept {
 
 /// Stores the lowest byte of each word.
 template <unsigned N, byte_dots Dots>
-LLMMEM_LANES_INLINE void store_low_bytes(const word_lanes<N>& from, std::uint8_t* to) noexcept {
+LLMMEM_ALWAYS_INLINE void store_low_bytes(const word_lanes<N>& from, std::uint8_t* to) noexcept {
 #if LLMMEM_LANES_ASM
   if constexpr (Dots == byte_dots::by_fours) {
     struct some_bytes {
@@ -261,7 +261,7 @@ LLMMEM_LANES_INLINE void store_low_bytes(const word_lanes<N>& from, std::uint8_t
 
 /// Converts integers to floats.
 template <unsigned N>
-LLMMEM_LANES_INLINE void convert_lanes(const integer_lanes<N>& from, float_lanes<N>& to) noexcept {
+LLMMEM_ALWAYS_INLINE void convert_lanes(const integer_lanes<N>& from, float_lanes<N>& to) noexcept {
 #if defined(__CUDACC__)
   for (unsigned lane = 0; lane < N; ++lane)
     to[lane] = static_cast<float>(from[lane]);

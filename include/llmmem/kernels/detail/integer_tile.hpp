@@ -37,6 +37,7 @@ struct integer_queries {
   alignas(64) std::uint32_t words[vector_heads * query_words];
   std::int32_t offsets[vector_heads];  // what the keys' codes without a sign add to a product
   float scales[vector_heads];
+  float sums[vector_heads];  // of the elements, times the scale of a product: what zeros of keys multiply
 };
 
 /// What a share of codes needs from tile to tile.
@@ -57,6 +58,8 @@ struct integer_scratch {
   alignas(64) std::uint32_t values[integer_tile_tokens * vector_elements / 4];
   alignas(64) float key_scales[integer_tile_tokens];
   alignas(64) float value_scales[integer_tile_tokens];
+  alignas(64) float key_zeros[integer_tile_tokens];
+  alignas(64) float value_zeros[integer_tile_tokens];
   float scales[vector_heads];  // of the weights' codes
 };
 
@@ -86,13 +89,16 @@ void set_integer_query(integer_queries& to, std::size_t head, dtype code, const 
   std::fill_n(words, query_words, 0U);
   float largest = 0;
   bool is_number = true;
+  float all = 0;
   for (std::size_t i = 0; i < elements; ++i) {
+    all += query[i];
     largest = std::max(largest, __builtin_fabsf(query[i]));
     is_number = is_number && __builtin_fabsf(query[i]) <= std::numeric_limits<float>::max();
   }
   constexpr float least = 0x1p-100F;  // whose reciprocal is a number
   const float inverse = is_number && largest >= least ? 127.0F / largest : 0.0F;
   to.scales[head] = is_number ? largest / 127.0F * scale : std::numeric_limits<float>::quiet_NaN();
+  to.sums[head] = all * scale;
   const std::size_t in_byte = codes_in_byte(code);
   std::int32_t sum = 0;
   for (std::size_t i = 0; i < elements; ++i) {
@@ -110,8 +116,8 @@ void set_integer_query(integer_queries& to, std::size_t head, dtype code, const 
 /// Loads a vector of each of `Count` tokens from a byte on, zeros past the end of their codes.
 /// @param bytes  that are left of each
 template <unsigned Count, class Lanes>
-LLMMEM_LANES_INLINE void load_tokens(const std::byte* const* rows, std::size_t at, std::size_t bytes,
-                                     Lanes (&to)[Count]) noexcept {
+LLMMEM_ALWAYS_INLINE void load_tokens(const std::byte* const* rows, std::size_t at, std::size_t bytes,
+                                      Lanes (&to)[Count]) noexcept {
   if (bytes >= sizeof(Lanes)) {
     LLMMEM_LANES_UNROLL
     for (unsigned i = 0; i < Count; ++i)
@@ -137,9 +143,9 @@ struct requested_tokens {
 /// Makes the products of `Heads` queries with N words of N tokens, transposed; adds them unless the words are
 /// the first.
 template <dtype Code, unsigned Heads, bool Requests, unsigned N, byte_dots Dots>
-LLMMEM_LANES_INLINE void multiply_words(const float_lanes<N> (&keys)[N], const requested_tokens& next,
-                                        const std::uint32_t* query, std::size_t word,
-                                        std::int32_t* products) noexcept {
+LLMMEM_ALWAYS_INLINE void multiply_words(const float_lanes<N> (&keys)[N], const requested_tokens& next,
+                                         const std::uint32_t* query, std::size_t word,
+                                         std::int32_t* products) noexcept {
   constexpr unsigned in_byte = static_cast<unsigned>(codes_in_byte(Code));
   constexpr unsigned chains = Heads == 1 ? 4 : 2;  // so that no sum waits for the one before
   integer_lanes<N> sum[Heads][chains]{};
@@ -182,8 +188,8 @@ LLMMEM_LANES_INLINE void multiply_words(const float_lanes<N> (&keys)[N], const r
 }
 
 template <dtype Code, unsigned N, byte_dots Dots>
-LLMMEM_LANES_INLINE void multiply_codes(const integer_tile& tile, const integer_tile& next,
-                                        const integer_sums& of, std::int32_t* products) noexcept {
+LLMMEM_ALWAYS_INLINE void multiply_codes(const integer_tile& tile, const integer_tile& next,
+                                         const integer_sums& of, std::int32_t* products) noexcept {
   const std::size_t heads = of.sums.heads;
   constexpr std::size_t in_byte = codes_in_byte(Code);
   for (std::size_t t = 0; t < tile.count; t += N) {
@@ -215,8 +221,8 @@ LLMMEM_LANES_INLINE void multiply_codes(const integer_tile& tile, const integer_
 
 /// Reads the scales of a tile, and zeros up to a whole vector.
 template <unsigned N>
-LLMMEM_LANES_INLINE void load_scales(dtype element, const basic_code_rows<integer_tile_tokens>& rows,
-                                     std::size_t count, float* to) noexcept {
+LLMMEM_ALWAYS_INLINE void load_scales(dtype element, const basic_code_rows<integer_tile_tokens>& rows,
+                                      std::size_t count, float* to) noexcept {
   if (element == dtype::f32) {
     for (std::size_t t = 0; t < count; ++t) {
       float scale;
@@ -237,10 +243,48 @@ LLMMEM_LANES_INLINE void load_scales(dtype element, const basic_code_rows<intege
   }
 }
 
+/// Reads the zeros of a tile that has them, and zeros up to a whole vector.
+template <unsigned N>
+LLMMEM_ALWAYS_INLINE void load_zeros(const coded_plane& plane,
+                                     const basic_code_rows<integer_tile_tokens>& rows, std::size_t count,
+                                     float* to) noexcept {
+  if (!plane.has_zero) return;
+  for (std::size_t t = 0; t < count; ++t)
+    to[t] = load_scale(plane.scale, rows.scales[t] + scale_bytes_of(plane.scale)) * rows.global[t];
+  for (std::size_t t = count; t % N != 0; ++t)
+    to[t] = 0;
+}
+
+/// Adds a tile's weighted zeros, of which all elements of a head have the sum.
+template <unsigned N>
+LLMMEM_ALWAYS_INLINE void add_zeros(integer_sums& of, std::size_t h, std::size_t count, const float* weights,
+                                    const float* zeros) noexcept {
+  float_lanes<N> sum{};
+  for (std::size_t t = 0; t < count; t += N) {
+    float_lanes<N> x;
+    float_lanes<N> zero;
+    load_lanes<N>(weights + t, x);
+    load_lanes<N>(zeros + t, zero);
+    sum = x * zero + sum;
+  }
+  float lanes[N];
+  store_lanes<N>(sum, lanes);
+  float all = 0;
+  for (unsigned i = 0; i < N; ++i)
+    all += lanes[i];
+  float* const to = of.sums.sum + h * of.sums.value_stride;
+  for (std::size_t e = 0; e < of.sums.value_stride; e += N) {
+    float_lanes<N> x;
+    load_lanes<N>(to + e, x);
+    x = x + all;
+    store_lanes<N>(x, to + e);
+  }
+}
+
 /// Makes weights of a head's products, and codes of the weights times the values' scales.
 template <unsigned N, byte_dots Dots>
-LLMMEM_LANES_INLINE void weigh_codes(integer_sums& of, std::size_t h, std::size_t count,
-                                     integer_scratch& scratch) noexcept {
+LLMMEM_ALWAYS_INLINE void weigh_codes(const attention_codes& codes_of, integer_sums& of, std::size_t h,
+                                      std::size_t count, integer_scratch& scratch) noexcept {
   float* const weights = scratch.weights + h * integer_tile_tokens;
   for (std::size_t t = 0; t < count; t += N) {
     integer_lanes<N> product;
@@ -250,9 +294,15 @@ LLMMEM_LANES_INLINE void weigh_codes(integer_sums& of, std::size_t h, std::size_
     float_lanes<N> scale;
     load_lanes<N>(scratch.key_scales + t, scale);
     x = x * (scale * of.queries.scales[h]);
+    if (codes_of.keys.has_zero) {
+      float_lanes<N> zero;
+      load_lanes<N>(scratch.key_zeros + t, zero);
+      x = zero * of.queries.sums[h] + x;
+    }
     store_lanes<N>(x, weights + t);
   }
   weigh<N>(of.sums, h, count, weights);
+  if (codes_of.values.has_zero) add_zeros<N>(of, h, count, weights, scratch.value_zeros);
   float_lanes<N> largest{};
   const float_lanes<N> broken = largest + std::numeric_limits<float>::infinity();
   for (std::size_t t = 0; t < count; t += N) {
@@ -283,8 +333,8 @@ LLMMEM_LANES_INLINE void weigh_codes(integer_sums& of, std::size_t h, std::size_
 
 /// Puts the values of four tokens into words, those of four bits times 16.
 template <dtype Code, unsigned N>
-LLMMEM_LANES_INLINE void arrange_values(const integer_tile& tile, const integer_sums& of,
-                                        std::uint32_t* values) noexcept {
+LLMMEM_ALWAYS_INLINE void arrange_values(const integer_tile& tile, const integer_sums& of,
+                                         std::uint32_t* values) noexcept {
   const std::size_t stride = of.sums.value_stride;
   for (std::size_t t = 0; t < tile.count; t += 4) {
     std::uint32_t* to = values + t / 4 * stride;
@@ -313,10 +363,10 @@ LLMMEM_LANES_INLINE void arrange_values(const integer_tile& tile, const integer_
 /// Adds the values of a tile to `Vectors` vectors of the sums of `Heads` heads.
 /// @param next  the tokens after these, requested with the first heads
 template <unsigned Heads, unsigned Vectors, unsigned N, byte_dots Dots>
-LLMMEM_LANES_INLINE void add_integers(const integer_scratch& scratch,
-                                      const basic_code_rows<integer_tile_tokens>& next, std::size_t h,
-                                      std::size_t from, std::size_t count, float unit,
-                                      integer_sums& of) noexcept {
+LLMMEM_ALWAYS_INLINE void add_integers(const integer_scratch& scratch,
+                                       const basic_code_rows<integer_tile_tokens>& next, std::size_t h,
+                                       std::size_t from, std::size_t count, float unit,
+                                       integer_sums& of) noexcept {
   const std::size_t stride = of.sums.value_stride;
   integer_lanes<N> sum[Heads][Vectors]{};
   const std::uint32_t* values = scratch.values + from;
@@ -359,9 +409,9 @@ LLMMEM_LANES_INLINE void add_integers(const integer_scratch& scratch,
 }
 
 template <unsigned N, byte_dots Dots>
-LLMMEM_LANES_INLINE void add_integer_values(const integer_scratch& scratch,
-                                            const basic_code_rows<integer_tile_tokens>& next,
-                                            std::size_t count, integer_sums& of) noexcept {
+LLMMEM_ALWAYS_INLINE void add_integer_values(const integer_scratch& scratch,
+                                             const basic_code_rows<integer_tile_tokens>& next,
+                                             std::size_t count, integer_sums& of) noexcept {
   // As many sums as hide the latency of an addition, and fit into the registers.
   constexpr unsigned vectors = N == 16 ? 8 : 4;
   const float unit = is_half_byte(of.value_code) ? 1.0F / 16 : 1.0F;
@@ -387,19 +437,21 @@ LLMMEM_LANES_INLINE void add_integer_values(const integer_scratch& scratch,
 
 /// Adds a tile of tokens to the sums. @param next  the tile after it, with as many pointers
 template <unsigned N, byte_dots Dots>
-LLMMEM_LANES_INLINE void attend_integers_by(const attention_codes& codes, const integer_tile& tile,
-                                            const integer_tile& next, integer_sums& of) noexcept {
+LLMMEM_ALWAYS_INLINE void attend_integers_by(const attention_codes& codes, const integer_tile& tile,
+                                             const integer_tile& next, integer_sums& of) noexcept {
   integer_scratch scratch;
   const std::size_t count = tile.count;
   load_scales<N>(codes.keys.scale, tile.keys, count, scratch.key_scales);
   load_scales<N>(codes.values.scale, tile.values, count, scratch.value_scales);
+  load_zeros<N>(codes.keys, tile.keys, count, scratch.key_zeros);
+  load_zeros<N>(codes.values, tile.values, count, scratch.value_zeros);
   if (of.key_code == dtype::int8) {
     multiply_codes<dtype::int8, N, Dots>(tile, next, of, scratch.products);
   } else {
     multiply_codes<dtype::int4, N, Dots>(tile, next, of, scratch.products);
   }
   for (std::size_t h = 0; h < of.sums.heads; ++h)
-    weigh_codes<N, Dots>(of, h, count, scratch);
+    weigh_codes<N, Dots>(codes, of, h, count, scratch);
   if (of.value_code == dtype::int8) {
     arrange_values<dtype::int8, N>(tile, of, scratch.values);
   } else {

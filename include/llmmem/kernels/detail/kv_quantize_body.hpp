@@ -294,7 +294,7 @@ inline constexpr block_copy_names dequantize_kv_blocks_names{
   const dtype code = codes.element_of(p);
   const paging::scale_form& scales = scales_of_plane(codes, p);
   return (code == dtype::int4 || code == dtype::int8) && scales.group != paging::scale_group::run &&
-         !scales.has_global && !scales.is_rotated;
+         scales.numbers == 1 && !scales.has_global && !scales.is_rotated;
 }
 [[nodiscard]] inline bool is_recoded_by_octets(const kv_layout& codes,
                                                const kv_scales& scales_of_all) noexcept {

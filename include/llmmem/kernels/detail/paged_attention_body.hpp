@@ -14,6 +14,7 @@
 #include <llmmem/kernels/detail/latent_rows.hpp>
 #include <llmmem/kernels/detail/tensor_codes.hpp>
 #include <llmmem/kernels/detail/tensor_forms.hpp>
+#include <llmmem/kernels/detail/tensor_latents.hpp>
 #include <llmmem/kernels/detail/vector_heads.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
@@ -153,7 +154,7 @@ struct attention_request {
     return failure{errc::size_mismatch, 0, 0, layout.heads, "paged_attention: query_heads is not given"};
   if (of.options.scale == 0)
     return failure{errc::unsupported_layout, 12, 0, 0, "paged_attention: options.scale"};
-  if (of.options.arithmetic == attention_arithmetic::tensor_cores)
+  if (of.options.arithmetic == attention_arithmetic::tensor_cores && !is_tensor_record(*of.options.latents))
     return failure{errc::unsupported_layout, 13, 0, static_cast<std::uint64_t>(of.options.arithmetic),
                    "paged_attention: options.arithmetic"};
   if (of.options.arithmetic == attention_arithmetic::host_integers)
@@ -377,6 +378,8 @@ result<void> attend_codes(const Run& run, const attention_shape& shape, const Ta
       switch (tensor_exactness_of(of.cache.layout)) {
         case tensor_exactness::by_token:
           return attend_by(tensor_codes<Dim, false>(codes));
+        case tensor_exactness::by_token_and_zero:
+          return attend_by(tensor_codes<Dim, false, true>(codes));
         case tensor_exactness::by_run:
           return attend_by(tensor_codes<Dim, true>(codes));
         default:
@@ -423,13 +426,14 @@ inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_he
   }
   const bool is_tensor = arithmetic == attention_arithmetic::tensor_cores;
   const bool is_latent = !layout.has_values;
-  const std::uint32_t heads = is_latent   ? detail::latent_heads
-                              : is_tensor ? detail::tensor_heads
+  const std::uint32_t heads = is_tensor   ? detail::tensor_heads
+                              : is_latent ? detail::latent_heads
                                           : detail::attention_heads(group);
-  const std::uint32_t lanes = is_latent   ? detail::latent_lanes
-                              : is_tensor ? 32
+  const std::uint32_t lanes = is_tensor   ? 32
+                              : is_latent ? detail::latent_lanes
                                           : detail::attention_lanes(layout);
-  const std::uint64_t units = std::uint64_t{layout.heads} * ((group - 1) / heads + 1);
+  const std::uint64_t columns = is_tensor && is_latent ? detail::tensor_latents<dtype::bf16>::columns : 1;
+  const std::uint64_t units = std::uint64_t{layout.heads} * ((group - 1) / heads + 1) * columns;
   // More rows than possible gain nothing from shares either.
   const std::uint64_t items = std::clamp<std::uint64_t>(rows, 1, std::uint64_t{1} << 31) * units;
   // Twelve warps fit into a multiprocessor at once, and twice as many leave no long tail.
@@ -496,6 +500,13 @@ result<void> attend(const Run& run, const Tables& tables, const attention_reques
       if constexpr (vector_run<Run, Tables>) {
         if (arithmetic == attention_arithmetic::host_vectors)
           return run.attend_by_vectors(shape, plane, tables);
+      }
+      if (arithmetic == attention_arithmetic::tensor_cores) {
+        const auto attend_by = [&]<class Form>(const Form& form) {
+          return run.each(attention_tensor_work<Form, Tables>(shape, tables, form));
+        };
+        if (plane.record.latent_element == dtype::bf16) return attend_by(tensor_latents<dtype::bf16>(plane));
+        return attend_by(tensor_latents<dtype::fp8_e4m3>(plane));
       }
       return run.each(latent_attention_work<Tables>(shape, tables, plane));
     }

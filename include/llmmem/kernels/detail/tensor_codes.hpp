@@ -29,19 +29,30 @@ namespace detail {
 /// With `Runs`, a plane of e2m1 may have scales of e4m3 by run: these multiply the numbers where they are
 /// read, without rounding.
 ///
+/// With `Zeros`, planes may have zeros next to their scales, for integers. With a vector's zero z, scale s
+/// and codes c, q (s c + z) = s (q c) + z sum(q), where the sum is of the query as tensor cores take it; and
+/// of weighted values the sum of w z is the same for all elements. Both are sums of floats.
+///
 /// Packs of a lane are neighbours, so that it reads up to 16 bytes at once.
-template <std::uint32_t Dim, bool Runs>
-class tensor_codes {
+template <std::uint32_t Dim, bool Runs, bool Zeros = false>
+class tensor_codes : public tensor_held<Dim> {
   struct no_runs {};
   template <std::uint32_t Packs>
   using runs_of = std::conditional_t<Runs, run_scales<Packs>, no_runs>;
 
  public:
   static constexpr dtype type = dtype::f16;
-  static constexpr std::uint32_t dim = Dim;
-  static constexpr std::uint32_t blocks = (Dim == 64 ? 5 : 3) - (Runs ? 1 : 0);
+  static constexpr std::uint32_t key_dim = Dim;
+  static constexpr std::uint32_t value_dim = Dim;
+  static constexpr std::uint32_t columns = 1;
+  static constexpr std::uint32_t blocks = (Dim == 64 && !Zeros ? 5 : 3) - (Runs ? 1 : 0);
+  static constexpr bool is_streamed = false;
   static constexpr bool has_token_scales = true;
+  static constexpr bool has_zeros = Zeros;
   static constexpr bool has_codes = true;
+
+  using keys = tensor_keys<Dim>;
+  using values = tensor_values<Dim>;
 
   // Registers, which the loads fill.
   struct read {  // NOLINT(cppcoreguidelines-pro-type-member-init)
@@ -51,6 +62,8 @@ class tensor_codes {
     runs_of<Dim / 64> value_runs[2][2];
     float key_scale[2];    // of tokens g and g + 8
     float value_scale[2];  // of the same
+    float key_zero[2];     // with `Zeros`
+    float value_zero[2];
     bool counts[2] = {false, false};
   };
 
@@ -92,6 +105,10 @@ class tensor_codes {
     }
     into.key_scale[half] = scale_at(codes_.keys, at.head, token);
     into.value_scale[half] = scale_at(codes_.values, at.head, token);
+    if constexpr (Zeros) {
+      into.key_zero[half] = zero_at(codes_.keys, at.head, token);
+      into.value_zero[half] = zero_at(codes_.values, at.head, token);
+    }
   }
   LLMMEM_HD void load_value(const attention_shape& shape, const attention_place& at, const token_place& token,
                             std::uint32_t half, std::uint32_t which, std::uint32_t lane,
@@ -115,6 +132,7 @@ class tensor_codes {
     for (auto& each : into.key_runs[half])
       each = {};
     into.key_scale[half] = into.value_scale[half] = 0;
+    if constexpr (Zeros) into.key_zero[half] = into.value_zero[half] = 0;
   }
   LLMMEM_HD static void clear_value(std::uint32_t half, std::uint32_t which, read& into) noexcept {
     into.value[half][which] = {};
@@ -201,6 +219,16 @@ class tensor_codes {
     const float stored = load_scale(plane.scale, scales_at(plane, head, token));
     return global != 1.0F ? product_of(stored, global) : stored;
   }
+  [[nodiscard]] LLMMEM_HD float zero_at(const coded_plane& plane, std::uint32_t head,
+                                        const token_place& token) const noexcept {
+    if (!plane.has_zero) return 0;
+    const coded_head of = head_of(plane, codes_.layer, head);
+    float global = of.global;
+    if (plane.has_global)
+      global = load_scale(dtype::f32, of.globals + token.block * plane.globals.strides.block);
+    const float stored = load_scale(plane.scale, scales_at(plane, head, token) + scale_bytes_of(plane.scale));
+    return global != 1.0F ? product_of(stored, global) : stored;
+  }
 
   attention_codes codes_{};
   std::uint32_t key_width_ = 1;
@@ -262,20 +290,23 @@ class tensor_rounded_codes : public tensor_elements<dtype::bf16, Dim> {
 };
 
 /// How tensor cores take both planes of a layout in codes.
-enum class tensor_exactness : std::uint8_t { by_token, by_run, rounded };
+enum class tensor_exactness : std::uint8_t { by_token, by_token_and_zero, by_run, rounded };
 [[nodiscard]] constexpr tensor_exactness tensor_exactness_of(const kv_layout& layout) noexcept {
   auto out = tensor_exactness::by_token;
+  bool has_zeros = false;
   for (std::uint32_t p = 0; p < 2; ++p) {
     const paging::scale_form& scales = scales_of_plane(layout, p);
     const bool is_whole =
         scales.group == paging::scale_group::vector ||
         (scales.group == paging::scale_group::run && scales.run >= layout.vector_elements(p));
+    has_zeros = has_zeros || scales.numbers == 2;
     if (is_whole) continue;
     const bool is_exact = scales.group == paging::scale_group::run && scales.element == dtype::fp8_e4m3 &&
                           layout.element_of(p) == dtype::fp4_e2m1;
     out = std::max(out, is_exact ? tensor_exactness::by_run : tensor_exactness::rounded);
   }
-  return out;
+  if (!has_zeros) return out;
+  return out == tensor_exactness::by_token ? tensor_exactness::by_token_and_zero : tensor_exactness::rounded;
 }
 
 }  // namespace detail

@@ -35,6 +35,20 @@ struct tensor_values {
   tensor_pack of[2][2][Dim / 64];
 };
 
+/// Packs that a lane has in registers.
+template <std::uint32_t Dim>
+struct tensor_held {
+  [[nodiscard]] LLMMEM_HD static tensor_pack key(const tensor_keys<Dim>& of, std::uint32_t half,
+                                                 std::uint32_t c, std::uint32_t /*lane*/) noexcept {
+    return of.of[half][c];
+  }
+  [[nodiscard]] LLMMEM_HD static tensor_pack value(const tensor_values<Dim>& of, std::uint32_t half,
+                                                   std::uint32_t which, std::uint32_t s,
+                                                   std::uint32_t /*lane*/) noexcept {
+    return of.of[half][which][s];
+  }
+};
+
 /// Eight elements of a key or value as a tensor core takes them.
 template <dtype Element>
 [[nodiscard]] LLMMEM_HD inline tensor_pack tensor_pack_of(const attention_raw<Element>& raw) noexcept {
@@ -53,17 +67,27 @@ template <dtype Element>
 // A form says which packs of a key and a value a lane reads (`key_pack`, `value_pack`), which elements of a
 // pack share a word (2w and 2w + 1, or w and w + 4 where `splits_keys`, `splits_values`), and makes words of
 // what it read. Where it `has_token_scales`, each token has a scale of its key, which multiplies its
-// products, and one of its value, which multiplies its weights. `key_factor` multiplies all products, and
+// products, and one of its value, which multiplies its weights. Where it `has_zeros`, each token has a zero
+// of either too, which all elements have in addition. Where it `is_streamed`, `key` and `value` read memory,
+// and lanes may part there. `value_dim` are the elements of values that a warp sums; of values with more,
+// `columns` warps make the same products and sum a part each. `key_factor` multiplies all products, and
 // `value_factor` all outputs.
 
 /// Elements as they are.
 template <dtype Element, std::uint32_t Dim>
-struct tensor_elements {
+struct tensor_elements : tensor_held<Dim> {
   static constexpr dtype type = tensor_type<Element>;
-  static constexpr std::uint32_t dim = Dim;
+  static constexpr std::uint32_t key_dim = Dim;
+  static constexpr std::uint32_t value_dim = Dim;
+  static constexpr std::uint32_t columns = 1;
   static constexpr std::uint32_t blocks = Dim == 64 ? 5 : 3;  // of 128 threads that fit at once
+  static constexpr bool is_streamed = false;
   static constexpr bool has_token_scales = false;
+  static constexpr bool has_zeros = false;
   static constexpr bool has_codes = false;
+
+  using keys = tensor_keys<Dim>;
+  using values = tensor_values<Dim>;
 
   /// A lane's keys and values of a step. Keys: elements 8t to 8t + 7 of each 32, of tokens g and g + 8.
   /// Values: elements 8g to 8g + 7 of each 64, of tokens 2t, 2t + 1, 2t + 8 and 2t + 9. All lanes read

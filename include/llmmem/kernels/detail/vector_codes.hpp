@@ -64,8 +64,8 @@ enum class scaling : std::uint8_t { by_vector, by_run, by_channel };
 
 /// Converts N words of codes, in the order of `code_place`.
 template <dtype Code, unsigned N>
-LLMMEM_LANES_INLINE void load_code_words(const std::byte* from,
-                                         float_lanes<N> (&to)[codes_in_word(Code)]) noexcept {
+LLMMEM_ALWAYS_INLINE void load_code_words(const std::byte* from,
+                                          float_lanes<N> (&to)[codes_in_word(Code)]) noexcept {
   using words = typename lanes_of<N>::words;
   using integers = typename lanes_of<N>::integers;
   using floats = float_lanes<N>;
@@ -112,18 +112,22 @@ struct e4m3_table {
 inline constexpr e4m3_table e4m3_numbers{};
 
 /// Reads a scale: of e4m3 from a table, because vectors have several.
-LLMMEM_LANES_INLINE float load_vector_scale(dtype element, const std::byte* from) noexcept {
+LLMMEM_ALWAYS_INLINE float load_vector_scale(dtype element, const std::byte* from) noexcept {
   return element == dtype::fp8_e4m3 ? e4m3_numbers.of[static_cast<std::size_t>(*from)]
                                     : load_scale(element, from);
 }
 
-/// The scales of a token's runs, each for as many lanes as it has words.
+/// Whether a code may have a zero next to its scale.
 template <dtype Code>
-LLMMEM_LANES_INLINE void spread_runs(const coded_plane& plane, const std::byte* scales, float global,
-                                     std::size_t elements, float* to) noexcept {
+inline constexpr bool may_have_zero = Code == dtype::int8 || Code == dtype::int4;
+
+/// The scales of a token's runs, each for as many lanes as it has words; or its zeros, from the first one on.
+template <dtype Code>
+LLMMEM_ALWAYS_INLINE void spread_runs(const coded_plane& plane, const std::byte* scales, float global,
+                                      std::size_t elements, float* to) noexcept {
   const std::size_t run = std::size_t{plane.run.by()} * attention_pack;
   const std::size_t lanes = run / codes_in_word(Code);
-  const std::uint32_t bytes = scale_bytes_of(plane.scale);
+  const std::uint32_t bytes = plane.group_bytes();
   for (std::size_t at = 0; at < elements; at += run) {
     const float scale = load_vector_scale(plane.scale, scales) * global;
     scales += bytes;
@@ -135,42 +139,69 @@ LLMMEM_LANES_INLINE void spread_runs(const coded_plane& plane, const std::byte* 
   }
 }
 
-/// Converts N words of codes from element `e` of a vector on, each code times its scale.
+/// A token's scales and zeros: of its vector, or of its runs.
+template <unsigned N>
+struct token_scales {
+  float_lanes<N> by_vector;
+  float_lanes<N> zero_by_vector;
+  alignas(64) float by_run[vector_elements];
+  alignas(64) float zero_by_run[vector_elements];
+};
+
+/// Converts N words of codes from element `e` of a vector on, each code times its scale, plus its zero.
 template <dtype Code, scaling Scaling, unsigned N>
-LLMMEM_LANES_INLINE void expand_group(const std::byte* from, std::size_t e, const float_lanes<N>& by_vector,
-                                      const float* by_run, const channel_scales& channels,
-                                      float* row) noexcept {
+LLMMEM_ALWAYS_INLINE void expand_group(const std::byte* from, std::size_t e, const token_scales<N>& of,
+                                       const channel_scales& channels, float* row) noexcept {
   constexpr unsigned vectors = codes_in_word(Code);
   float_lanes<N> x[vectors];
   load_code_words<Code, N>(from, x);
-  float_lanes<N> scale = by_vector;
-  if constexpr (Scaling == scaling::by_run) load_lanes<N>(by_run + e / vectors, scale);
+  float_lanes<N> scale = of.by_vector;
+  float_lanes<N> zero = of.zero_by_vector;
+  if constexpr (Scaling == scaling::by_run) {
+    load_lanes<N>(of.by_run + e / vectors, scale);
+    if constexpr (may_have_zero<Code>) load_lanes<N>(of.zero_by_run + e / vectors, zero);
+  }
   LLMMEM_LANES_UNROLL
   for (unsigned i = 0; i < vectors; ++i) {
     if constexpr (Scaling == scaling::by_channel) load_lanes<N>(channels.of + e + i * N, scale);
-    x[i] = x[i] * scale;
+    if constexpr (may_have_zero<Code> && Scaling != scaling::by_channel) {
+      x[i] = x[i] * scale + zero;  // as fast as the product alone, where there are fused sums
+    } else {
+      x[i] = x[i] * scale;
+    }
     store_lanes<N>(x[i], row + e + i * N);
   }
 }
 
 /// Converts a tile's vectors of a plane to floats, in the order of `code_place`, up to the stride.
 template <dtype Code, scaling Scaling, unsigned N>
-LLMMEM_LANES_INLINE void expand_codes(const coded_plane& plane, const code_rows& rows, const code_rows& next,
-                                      std::size_t count, std::size_t elements, channel_scales& channels,
-                                      vector_scratch& scratch) noexcept {
+LLMMEM_ALWAYS_INLINE void expand_codes(const coded_plane& plane, const code_rows& rows, const code_rows& next,
+                                       std::size_t count, std::size_t elements, channel_scales& channels,
+                                       vector_scratch& scratch) noexcept {
   constexpr unsigned vectors = codes_in_word(Code);
   constexpr std::size_t group = vectors * N;
   const std::size_t stride = code_stride(Code, elements, N);
   const std::size_t whole = elements / group * group;
-  alignas(64) float by_run[vector_elements];
+  token_scales<N> of;
+  if constexpr (may_have_zero<Code> && Scaling == scaling::by_run) {
+    if (!plane.has_zero) std::fill_n(of.zero_by_run, vector_elements, 0.0F);
+  }
   for (std::size_t t = 0; t < count; ++t) {
     float* const row = scratch.elements + t * stride;
     scratch.rows[t] = reinterpret_cast<const std::byte*>(row);
-    float_lanes<N> by_vector{};
+    of.by_vector = of.zero_by_vector = float_lanes<N>{};
+    const std::byte* const zeros = rows.scales[t] + scale_bytes_of(plane.scale);
     if constexpr (Scaling == scaling::by_vector) {
-      by_vector = by_vector + load_vector_scale(plane.scale, rows.scales[t]) * rows.global[t];
+      of.by_vector = of.by_vector + load_vector_scale(plane.scale, rows.scales[t]) * rows.global[t];
+      if constexpr (may_have_zero<Code>) {
+        if (plane.has_zero)
+          of.zero_by_vector = of.zero_by_vector + load_scale(plane.scale, zeros) * rows.global[t];
+      }
     } else if constexpr (Scaling == scaling::by_run) {
-      spread_runs<Code>(plane, rows.scales[t], rows.global[t], elements, by_run);
+      spread_runs<Code>(plane, rows.scales[t], rows.global[t], elements, of.by_run);
+      if constexpr (may_have_zero<Code>) {
+        if (plane.has_zero) spread_runs<Code>(plane, zeros, rows.global[t], elements, of.zero_by_run);
+      }
     } else if (channels.from != rows.scales[t] || channels.global != rows.global[t]) {
       channels.from = rows.scales[t];
       channels.global = rows.global[t];
@@ -181,13 +212,13 @@ LLMMEM_LANES_INLINE void expand_codes(const coded_plane& plane, const code_rows&
     }
     for (std::size_t e = 0; e < whole; e += group) {
       __builtin_prefetch(next.codes[t] + e / vectors * 4, 0, 2);
-      expand_group<Code, Scaling, N>(rows.codes[t] + e / vectors * 4, e, by_vector, by_run, channels, row);
+      expand_group<Code, Scaling, N>(rows.codes[t] + e / vectors * 4, e, of, channels, row);
     }
     if (whole == elements) continue;
     // Nothing may be read behind the last codes, and a product with what is past the end is nothing.
     std::byte rest[4 * N]{};
     std::memcpy(rest, rows.codes[t] + whole / vectors * 4, (elements - whole) / vectors * 4);
-    expand_group<Code, Scaling, N>(rest, whole, by_vector, by_run, channels, row);
+    expand_group<Code, Scaling, N>(rest, whole, of, channels, row);
     for (std::size_t e = elements; e < stride; ++e)
       row[code_place(Code, static_cast<std::uint32_t>(e), N)] = 0;
   }
@@ -196,9 +227,9 @@ LLMMEM_LANES_INLINE void expand_codes(const coded_plane& plane, const code_rows&
 }
 
 template <dtype Code, unsigned N>
-LLMMEM_LANES_INLINE void expand_scaled(const coded_plane& plane, const code_rows& rows, const code_rows& next,
-                                       std::size_t count, std::size_t elements, channel_scales& channels,
-                                       vector_scratch& scratch) noexcept {
+LLMMEM_ALWAYS_INLINE void expand_scaled(const coded_plane& plane, const code_rows& rows,
+                                        const code_rows& next, std::size_t count, std::size_t elements,
+                                        channel_scales& channels, vector_scratch& scratch) noexcept {
   if (plane.is_by_channel)
     return expand_codes<Code, scaling::by_channel, N>(plane, rows, next, count, elements, channels, scratch);
   if (plane.run.by() * attention_pack < elements)
@@ -206,9 +237,9 @@ LLMMEM_LANES_INLINE void expand_scaled(const coded_plane& plane, const code_rows
   expand_codes<Code, scaling::by_vector, N>(plane, rows, next, count, elements, channels, scratch);
 }
 template <unsigned N>
-LLMMEM_LANES_INLINE void expand_plane(const coded_plane& plane, const code_rows& rows, const code_rows& next,
-                                      std::size_t count, std::size_t elements, channel_scales& channels,
-                                      vector_scratch& scratch) noexcept {
+LLMMEM_ALWAYS_INLINE void expand_plane(const coded_plane& plane, const code_rows& rows, const code_rows& next,
+                                       std::size_t count, std::size_t elements, channel_scales& channels,
+                                       vector_scratch& scratch) noexcept {
   switch (plane.code) {
     case dtype::int8:
       return expand_scaled<dtype::int8, N>(plane, rows, next, count, elements, channels, scratch);
@@ -233,8 +264,8 @@ using expand_function = void (*)(const coded_plane&, const code_rows&, const cod
                                  std::size_t, channel_scales&, vector_scratch&) noexcept;
 
 template <unsigned N, expand_function Expand>
-LLMMEM_LANES_INLINE void attend_codes_by(const attention_codes& codes, const code_tile& tile,
-                                         const code_tile& next, code_sums& of) noexcept {
+LLMMEM_ALWAYS_INLINE void attend_codes_by(const attention_codes& codes, const code_tile& tile,
+                                          const code_tile& next, code_sums& of) noexcept {
   vector_scratch scratch;
   vector_sums& sums = of.sums;
   const std::size_t count = tile.count;

@@ -36,7 +36,6 @@ struct lanes_of {
 template <unsigned N>
 using float_lanes = typename lanes_of<N>::floats;
 
-#define LLMMEM_LANES_INLINE [[gnu::always_inline]] inline
 /// Unrolls the loop after it, so that arrays indexed by the loop stay in registers.
 #if defined(__CUDACC__)
 #define LLMMEM_LANES_UNROLL  // nvcc knows no such pragma for the host
@@ -47,11 +46,11 @@ using float_lanes = typename lanes_of<N>::floats;
 #endif
 
 template <unsigned N>
-LLMMEM_LANES_INLINE void load_lanes(const float* from, float_lanes<N>& to) noexcept {
+LLMMEM_ALWAYS_INLINE void load_lanes(const float* from, float_lanes<N>& to) noexcept {
   std::memcpy(&to, from, sizeof(to));
 }
 template <unsigned N>
-LLMMEM_LANES_INLINE void store_lanes(const float_lanes<N>& from, float* to) noexcept {
+LLMMEM_ALWAYS_INLINE void store_lanes(const float_lanes<N>& from, float* to) noexcept {
   std::memcpy(to, &from, sizeof(from));
 }
 
@@ -74,8 +73,8 @@ template <dtype Element>
 
 /// Converts N words of a cache's elements, in the order of `lane_place`.
 template <dtype Element, unsigned N>
-LLMMEM_LANES_INLINE void load_elements(const std::byte* from,
-                                       float_lanes<N> (&to)[elements_in_word<Element>]) noexcept {
+LLMMEM_ALWAYS_INLINE void load_elements(const std::byte* from,
+                                        float_lanes<N> (&to)[elements_in_word<Element>]) noexcept {
   using words = typename lanes_of<N>::words;
   using integers = typename lanes_of<N>::integers;
   using floats = float_lanes<N>;
@@ -138,8 +137,8 @@ template <unsigned N, unsigned Width, bool Upper>
 
 /// Lane i becomes lane `From[i]` of `a`, then `b`.
 template <unsigned N, int... From>
-LLMMEM_LANES_INLINE void pick_lanes(const float_lanes<N>& a, const float_lanes<N>& b, float_lanes<N>& to,
-                                    std::integer_sequence<int, From...> /*lanes*/) noexcept {
+LLMMEM_ALWAYS_INLINE void pick_lanes(const float_lanes<N>& a, const float_lanes<N>& b, float_lanes<N>& to,
+                                     std::integer_sequence<int, From...> /*lanes*/) noexcept {
 #if defined(__CUDACC__)  // nvcc does not expand the pack in the built-in function
   constexpr int from[] = {From...};
   for (int i = 0; i < int{N}; ++i)
@@ -150,8 +149,8 @@ LLMMEM_LANES_INLINE void pick_lanes(const float_lanes<N>& a, const float_lanes<N
 }
 
 template <unsigned N, unsigned Width, int... Lane>
-LLMMEM_LANES_INLINE void join_sums(float_lanes<N>& a, const float_lanes<N>& b,
-                                   std::integer_sequence<int, Lane...> /*lanes*/) noexcept {
+LLMMEM_ALWAYS_INLINE void join_sums(float_lanes<N>& a, const float_lanes<N>& b,
+                                    std::integer_sequence<int, Lane...> /*lanes*/) noexcept {
   float_lanes<N> lower;
   float_lanes<N> upper;
   pick_lanes<N>(a, b, lower, std::integer_sequence<int, joined_lane<N, Width, false>(Lane)...>());
@@ -161,7 +160,7 @@ LLMMEM_LANES_INLINE void join_sums(float_lanes<N>& a, const float_lanes<N>& b,
 
 /// Lane i of `of[0]` becomes the sum of the lanes of `of[i]`.
 template <unsigned N, unsigned Width = 1>
-LLMMEM_LANES_INLINE void sum_each(float_lanes<N> (&of)[N]) noexcept {
+LLMMEM_ALWAYS_INLINE void sum_each(float_lanes<N> (&of)[N]) noexcept {
   if constexpr (Width < N) {
     LLMMEM_LANES_UNROLL
     for (unsigned i = 0; i < N / Width / 2; ++i) {
@@ -174,19 +173,19 @@ LLMMEM_LANES_INLINE void sum_each(float_lanes<N> (&of)[N]) noexcept {
 
 /// The larger lanes; those of `a` where those of `b` are NaNs.
 template <unsigned N>
-LLMMEM_LANES_INLINE void take_larger(float_lanes<N>& a, const float_lanes<N>& b) noexcept {
+LLMMEM_ALWAYS_INLINE void take_larger(float_lanes<N>& a, const float_lanes<N>& b) noexcept {
   a = b > a ? b : a;
 }
 template <unsigned N, unsigned Step, int... Lane>
-LLMMEM_LANES_INLINE void take_larger_half(float_lanes<N>& x,
-                                          std::integer_sequence<int, Lane...> /*lanes*/) noexcept {
+LLMMEM_ALWAYS_INLINE void take_larger_half(float_lanes<N>& x,
+                                           std::integer_sequence<int, Lane...> /*lanes*/) noexcept {
   float_lanes<N> other;
   pick_lanes<N>(x, x, other, std::integer_sequence<int, (Lane ^ static_cast<int>(Step))...>());
   take_larger<N>(x, other);
 }
 /// All lanes become the largest.
 template <unsigned N, unsigned Step = N / 2>
-LLMMEM_LANES_INLINE void spread_largest(float_lanes<N>& x) noexcept {
+LLMMEM_ALWAYS_INLINE void spread_largest(float_lanes<N>& x) noexcept {
   if constexpr (Step != 0) {
     take_larger_half<N, Step>(x, std::make_integer_sequence<int, int{N}>());
     spread_largest<N, Step / 2>(x);
@@ -195,7 +194,7 @@ LLMMEM_LANES_INLINE void spread_largest(float_lanes<N>& x) noexcept {
 
 /// `power_of_two` (float_steps.hpp) of each lane: 2^x for x up to 0, a NaN for a NaN.
 template <unsigned N>
-LLMMEM_LANES_INLINE void raise_two(float_lanes<N>& x) noexcept {
+LLMMEM_ALWAYS_INLINE void raise_two(float_lanes<N>& x) noexcept {
   using words = typename lanes_of<N>::words;
   using floats = float_lanes<N>;
   constexpr float to_integer = 0x1.8p23F;

@@ -73,8 +73,8 @@ struct latent_share {
 };
 
 template <dtype Element, unsigned N>
-LLMMEM_LANES_INLINE void load_latents(const std::byte* from,
-                                      float_lanes<N> (&to)[record_words(Element)]) noexcept {
+LLMMEM_ALWAYS_INLINE void load_latents(const std::byte* from,
+                                       float_lanes<N> (&to)[record_words(Element)]) noexcept {
   if constexpr (is_record_code(Element)) {
     load_code_words<Element, N>(from, to);
   } else {
@@ -84,8 +84,8 @@ LLMMEM_LANES_INLINE void load_latents(const std::byte* from,
 
 /// Converts a part of a record, up to its stride. @param by_word  the scale of each word; of codes
 template <dtype Element, unsigned N>
-LLMMEM_LANES_INLINE void expand_part(const std::byte* from, const latent_part& of, const float* by_word,
-                                     float* row) noexcept {
+LLMMEM_ALWAYS_INLINE void expand_part(const std::byte* from, const latent_part& of, const float* by_word,
+                                      float* row) noexcept {
   constexpr unsigned words = record_words(Element);
   constexpr std::size_t group = words * N;
   float_lanes<N> x[words];
@@ -109,8 +109,8 @@ LLMMEM_LANES_INLINE void expand_part(const std::byte* from, const latent_part& o
   }
 }
 template <unsigned N>
-LLMMEM_LANES_INLINE void expand_any(const std::byte* from, const latent_part& of, const float* by_word,
-                                    float* row) noexcept {
+LLMMEM_ALWAYS_INLINE void expand_any(const std::byte* from, const latent_part& of, const float* by_word,
+                                     float* row) noexcept {
   switch (of.element) {
     case dtype::f32:
       return expand_part<dtype::f32, N>(from, of, by_word, row);
@@ -140,8 +140,8 @@ inline void spread_factors(const latent_plane& plane, const latent_row& row, flo
 }
 
 template <unsigned N>
-LLMMEM_LANES_INLINE void attend_latents_by(const latent_plane& plane, const latent_tile& tile,
-                                           latent_share& of) noexcept {
+LLMMEM_ALWAYS_INLINE void attend_latents_by(const latent_plane& plane, const latent_tile& tile,
+                                            latent_share& of) noexcept {
   alignas(64) float floats[latent_tile_tokens * latent_key_floats];
   alignas(64) float weights[latent_vector_heads * max_tile_tokens];
   alignas(64) float by_word[latent_key_floats];

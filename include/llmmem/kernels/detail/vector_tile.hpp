@@ -99,8 +99,8 @@ struct vector_scratch {
 
 /// Converts vectors to floats, in the order of `lane_place`, up to the stride.
 template <dtype Element, unsigned N>
-LLMMEM_LANES_INLINE void expand(const std::byte* const* rows, const std::byte* const* next_rows,
-                                std::size_t count, std::size_t elements, vector_scratch& scratch) noexcept {
+LLMMEM_ALWAYS_INLINE void expand(const std::byte* const* rows, const std::byte* const* next_rows,
+                                 std::size_t count, std::size_t elements, vector_scratch& scratch) noexcept {
   constexpr unsigned in_word = elements_in_word<Element>;
   constexpr std::size_t group = in_word * N;
   constexpr std::size_t bytes = sizeof(element_bits<Element>);
@@ -140,8 +140,8 @@ struct vector_rows {
 
 /// The products of `Heads` heads with N / `Heads` tokens: N sums, so that each of their N lanes ends in one.
 template <dtype Element, unsigned Heads, bool Requests, unsigned N>
-LLMMEM_LANES_INLINE void multiply_some(const vector_rows& keys, const float* query, std::size_t stride,
-                                       float* products) noexcept {
+LLMMEM_ALWAYS_INLINE void multiply_some(const vector_rows& keys, const float* query, std::size_t stride,
+                                        float* products) noexcept {
   constexpr unsigned tokens = N / Heads;
   constexpr unsigned in_word = elements_in_word<Element>;
   constexpr std::size_t bytes = sizeof(element_bits<Element>);
@@ -176,8 +176,8 @@ LLMMEM_LANES_INLINE void multiply_some(const vector_rows& keys, const float* que
 }
 
 template <dtype Element, unsigned Heads, bool Requests, unsigned N, class Sums>
-LLMMEM_LANES_INLINE void multiply_heads(const vector_rows& keys, const Sums& sums, std::size_t h,
-                                        std::size_t count, float* products) noexcept {
+LLMMEM_ALWAYS_INLINE void multiply_heads(const vector_rows& keys, const Sums& sums, std::size_t h,
+                                         std::size_t count, float* products) noexcept {
   for (std::size_t t = 0; t < count; t += N / Heads)
     multiply_some<Element, Heads, Requests, N>({keys.rows + t, keys.next_rows + t},
                                                sums.query + h * sums.key_stride, sums.key_stride,
@@ -186,8 +186,8 @@ LLMMEM_LANES_INLINE void multiply_heads(const vector_rows& keys, const Sums& sum
 
 /// Products past `count`, up to a multiple of the lanes, are of any tokens.
 template <dtype Element, bool Requests, unsigned N, class Sums>
-LLMMEM_LANES_INLINE void multiply(const vector_rows& keys, const Sums& sums, std::size_t count,
-                                  float* products) noexcept {
+LLMMEM_ALWAYS_INLINE void multiply(const vector_rows& keys, const Sums& sums, std::size_t count,
+                                   float* products) noexcept {
   if (sums.heads < 4) {
     multiply_heads<Element, 1, Requests, N>(keys, sums, 0, count, products);
     for (std::size_t h = 1; h < sums.heads; ++h)
@@ -204,7 +204,7 @@ LLMMEM_LANES_INLINE void multiply(const vector_rows& keys, const Sums& sums, std
 
 /// Makes weights of a head's products, relative to the largest so far, to which its sums are brought.
 template <unsigned N, class Sums>
-LLMMEM_LANES_INLINE void weigh(Sums& sums, std::size_t h, std::size_t count, float* weights) noexcept {
+LLMMEM_ALWAYS_INLINE void weigh(Sums& sums, std::size_t h, std::size_t count, float* weights) noexcept {
   for (std::size_t t = count; t % N != 0; ++t)
     weights[t] = lowest();
   float_lanes<N> largest = float_lanes<N>{} + lowest();
@@ -242,8 +242,8 @@ LLMMEM_LANES_INLINE void weigh(Sums& sums, std::size_t h, std::size_t count, flo
 
 /// Adds the tokens' values, weighted, to `Groups` groups of words of the sums of `Heads` heads.
 template <dtype Element, unsigned Heads, unsigned Groups, bool Requests, unsigned N>
-LLMMEM_LANES_INLINE void add_some(const vector_rows& values, std::size_t from, const float* weights,
-                                  std::size_t count, std::size_t stride, float* sums) noexcept {
+LLMMEM_ALWAYS_INLINE void add_some(const vector_rows& values, std::size_t from, const float* weights,
+                                   std::size_t count, std::size_t stride, float* sums) noexcept {
   constexpr unsigned in_word = elements_in_word<Element>;
   constexpr unsigned vectors = Groups * in_word;
   constexpr std::size_t bytes = sizeof(element_bits<Element>);
@@ -279,8 +279,8 @@ LLMMEM_LANES_INLINE void add_some(const vector_rows& values, std::size_t from, c
 }
 
 template <dtype Element, unsigned Heads, bool Requests, unsigned N>
-LLMMEM_LANES_INLINE void add_heads(const vector_rows& values, const float* weights, std::size_t count,
-                                   std::size_t stride, float* sums) noexcept {
+LLMMEM_ALWAYS_INLINE void add_heads(const vector_rows& values, const float* weights, std::size_t count,
+                                    std::size_t stride, float* sums) noexcept {
   // As many sums as hide the latency of an addition, and fit into the registers: 32 of 16 floats, else 16.
   constexpr unsigned in_word = elements_in_word<Element>;
   constexpr unsigned groups = std::max((N == 16 ? 16U : 8U) / (Heads == 1 ? 2 : Heads) / in_word, 1U);
@@ -293,8 +293,8 @@ LLMMEM_LANES_INLINE void add_heads(const vector_rows& values, const float* weigh
 }
 
 template <dtype Element, bool Requests, unsigned N, class Sums>
-LLMMEM_LANES_INLINE void add_values(const vector_rows& values, const float* weights, std::size_t count,
-                                    Sums& sums) noexcept {
+LLMMEM_ALWAYS_INLINE void add_values(const vector_rows& values, const float* weights, std::size_t count,
+                                     Sums& sums) noexcept {
   const std::size_t stride = sums.value_stride;
   std::size_t h = 0;
   if (sums.heads < 4) {
@@ -322,8 +322,8 @@ template <dtype Element>
 }
 
 template <dtype Element, unsigned N>
-LLMMEM_LANES_INLINE void attend_by(const vector_tokens& tokens, const vector_tokens& next,
-                                   vector_sums& sums) noexcept {
+LLMMEM_ALWAYS_INLINE void attend_by(const vector_tokens& tokens, const vector_tokens& next,
+                                    vector_sums& sums) noexcept {
   vector_scratch scratch;
   const std::size_t count = tokens.count;
   if (is_expanded<Element>(sums.key_elements)) {
