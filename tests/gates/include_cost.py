@@ -12,7 +12,7 @@ import sys
 import time
 
 LIMIT = 60_000
-UMBRELLA_LIMIT = 213_000
+UMBRELLA_LIMIT = 214_000
 UMBRELLA = "llmmem/llmmem.hpp"
 TOOL_LIMITS = {
     # All that kv_blocks.hpp needs, 60,000 lines, and the codes of groups and of single tokens.
@@ -21,11 +21,13 @@ TOOL_LIMITS = {
     # Attention with all of its forms, of keys and values and of latents, and what merges or summarises.
     "llmmem/kernels/paged_attention.hpp": 62_000,
     "llmmem/kernels/near_attention.hpp": 62_000,
-    "llmmem/kernels/rank_attention.hpp": 62_000,
+    "llmmem/kernels/rank_attention.hpp": 63_000,
     "llmmem/kernels/open_and_closed.hpp": 62_000,
     "llmmem/kernels/host_vector_executor.hpp": 62_000,
     "llmmem/kernels/block_summary.hpp": 62_000,
     "llmmem/testing/near_storage.hpp": 62_000,
+    # The plan of a whole training run, with what it predicts.
+    "llmmem/training/training_plan.hpp": 61_000,
     # Tools that no serving engine includes, and that bring every policy.
     "llmmem/paging/journal_what_if.hpp": 80_000,
     "llmmem/paging/hybrid_what_if.hpp": 80_000,
@@ -38,6 +40,7 @@ TOOL_LIMITS = {
     "llmmem/transfer/file_queue.hpp": 62_000,
     "llmmem/transfer/file_lock.hpp": 74_000,
     "llmmem/transfer/file_space.hpp": 77_000,
+    "llmmem/transfer/device_file_space.hpp": 78_000,
     "llmmem/tiering/model_file_space.hpp": 62_000,
     "llmmem/comm/socket_endpoint.hpp": 75_000,
     # Of a training run, once; <condition_variable> alone is 57,000, and a file queue is beneath.

@@ -4,7 +4,6 @@
 
 #include <llmmem/transfer/device_file_io.hpp>
 
-#include <algorithm>
 #include <cerrno>
 #include <string>
 
@@ -176,7 +175,8 @@ int device_file_io<Library>::collect(std::span<io_completion> out, std::size_t& 
   for (std::uint32_t i = 0; i < options_.batches && count != out.size(); ++i) {
     batch& each = batches_[i];
     if (each.left == 0) continue;
-    const auto free = out.subspan(count, std::min<std::size_t>(out.size() - count, each.left));
+    const std::size_t left = out.size() - count;
+    const auto free = out.subspan(count, left < each.left ? left : each.left);
     std::uint32_t found = 0;
     // Only the first batch in flight is waited for.
     const int error = library_.poll(each.handle, free, may_wait ? 1 : 0, may_wait ? timeout_ns : 0, found);
@@ -199,9 +199,10 @@ result<std::size_t> device_file_io<Library>::reap(std::span<io_completion> out,
   for (;;) {
     begin_batches();
     count += report_errors(out.subspan(count));
-    const std::size_t least = std::min<std::size_t>(wait.least, out.size());
+    const std::size_t least = wait.least < out.size() ? wait.least : out.size();
     const bool is_enough = count >= least || in_flight_ == 0 || waited_ns >= wait.timeout_ns;
-    const std::uint64_t timeout = is_enough ? 0 : std::min(slice_ns, wait.timeout_ns - waited_ns);
+    const std::uint64_t rest = wait.timeout_ns - waited_ns;
+    const std::uint64_t timeout = is_enough ? 0 : rest < slice_ns ? rest : slice_ns;
     const int error = collect(out, count, timeout);
     if (error != 0 && count == 0) {
       return failure{
