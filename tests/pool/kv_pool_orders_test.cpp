@@ -402,6 +402,22 @@ TEST_SUITE("kv_pool orders") {
     CHECK(asked.node.tiers().stats().tiers[0].in_use == 0);
   }
 
+  TEST_CASE("a send may wait without limit, and a receiver may stay slow for ever") {
+    constexpr std::uint64_t no_limit = ~std::uint64_t{0};
+    asked_node asked({.groups = paged_group}, 1, {.send_ns = no_limit, .slow_ns = no_limit});
+    REQUIRE(asked.end.now_ns() != 0);
+    std::vector<deadline> given;
+    asked.end.sending_to = [&](seat_id, deadline by) {
+      given.push_back(by);
+      return result<void>(failure{.code = errc::peer_timed_out});
+    };
+    asked.node.step();
+    asked.node.step();
+    REQUIRE(given.size() == 2);
+    CHECK(given[0] == no_deadline);
+    CHECK(given[1].ns == asked.end.now_ns());
+  }
+
   TEST_CASE("a receiver that reads a little at a time pins a block for a while, and not for ever") {
     static const std::array large{full_attention({"kv", 1, 16, 2048})};  // blocks of eight frames
     const auto trickle = [](std::uint64_t pin_ns) {

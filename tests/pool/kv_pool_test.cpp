@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -480,6 +482,18 @@ TEST_SUITE("kv_pool") {
     silent.post(detail::pool_frame::get, get);
     alone.step();
     CHECK(alone.pool().stats().refused_frames == 1);
+  }
+
+  TEST_CASE("a thread without work may wait without limit for the next message") {
+    node_and_stranger two;
+    const std::uint64_t refused = two.node->pool().stats().refused_frames;
+    std::thread later([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      two.other.end.post(seat_id{0}, {.kind = 99}, {});
+    });
+    two.node->pool().progress(~std::uint64_t{0});
+    CHECK(two.node->pool().stats().refused_frames == refused + 1);
+    later.join();
   }
 
   TEST_CASE("blocks of a silent directory count as unknown when the patience ends, not as misses") {

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <map>
 #include <random>
-#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -48,8 +47,11 @@ class fake_library {
   [[nodiscard]] const char* why_not() const noexcept { return state_->why_not; }
   [[nodiscard]] int open(file& made, int descriptor) noexcept {
     if (state_->refuse_open != 0) return state_->refuse_open;
+    for (const auto& each : live_) {
+      if (each.second == descriptor) return EEXIST;  // as cuFile: CU_FILE_HANDLE_ALREADY_REGISTERED
+    }
     made = {descriptor, ++last_};
-    live_.insert(last_);
+    live_[last_] = descriptor;
     ++state_->open_files;
     return 0;
   }
@@ -109,7 +111,7 @@ class fake_library {
  private:
   library_state* state_;
   int last_ = 0;
-  std::set<int> live_;
+  std::map<int, int> live_;  // descriptors of the handles
   std::vector<std::uint32_t> depths_;
   std::map<batch, std::vector<llmmem::device_file_request<file>>> pending_;
 };

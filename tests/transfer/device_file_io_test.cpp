@@ -110,6 +110,46 @@ TEST_SUITE("transfer/device_file_io") {
     ::close(file);
   }
 
+  TEST_CASE("requests of one descriptor share a handle, which a registration in between keeps open") {
+    const temporary_folder folder;
+    const int file = ::open(folder.file("f").c_str(), O_CREAT | O_RDWR, 0600);
+    library_state state;
+    engine io({.depth = 4, .batches = 2, .files = 1}, fake_library(state));
+    std::array<std::byte, 16> bytes{};
+    std::array<io_completion, 4> out;
+    const auto write_twice = [&] {
+      for (std::uint64_t tag = 0; tag < 2; ++tag)
+        REQUIRE(io.try_queue(
+            {.file = file, .way = io_direction::write, .bytes = 16, .data = bytes.data(), .tag = tag}));
+    };
+    const auto reap_both = [&] {
+      std::size_t done = 0;
+      while (done != 2) {
+        const std::size_t count = io.reap(out, {.least = 1}).value();
+        for (std::size_t i = 0; i < count; ++i)
+          CHECK(out[i].outcome == 16);
+        done += count;
+      }
+    };
+    write_twice();
+    CHECK(state.open_files == 1);
+    CHECK(io.register_file(file));
+    reap_both();
+    CHECK(state.open_files == 1);  // registered
+    write_twice();
+    io.forget_file(file);
+    CHECK(state.open_files == 1);
+    reap_both();
+    CHECK(state.open_files == 0);
+    write_twice();
+    io.forget_files();  // its requests keep the handle
+    CHECK(state.open_files == 1);
+    reap_both();
+    CHECK(state.open_files == 0);
+    CHECK(state.misuses.empty());
+    ::close(file);
+  }
+
   TEST_CASE("files and batches that the library refuses are completions, and the next requests go on") {
     const temporary_folder folder;
     const int file = ::open(folder.file("f").c_str(), O_CREAT | O_RDWR, 0600);

@@ -65,7 +65,7 @@ concept device_file_library =
 struct device_file_io_options {
   std::uint32_t depth = 32;   ///< requests of a batch, at most 128, as cuFile's own limit is by default
   std::uint32_t batches = 4;  ///< in flight at once, 1 to 8
-  std::uint32_t files = 64;   ///< descriptors with a handle of their own
+  std::uint32_t files = 64;   ///< descriptors that are registered at once
 };
 
 /// Requests between files and device memory, in batches that a library runs. What is queued between two calls
@@ -75,8 +75,8 @@ struct device_file_io_options {
 ///     if (const char* why = cufile_library{}.why_not()) ...      // then tiers take a ring:
 ///     file_space<uring_io> device_file_space<device_space, engine> disk("/nvme/tier", {.budget = bytes});
 ///
-/// Requests whose descriptor has no handle (`register_file`) get one for themselves, which costs two calls of
-/// the library. Memory may be of the host, too.
+/// Requests whose descriptor has no handle (`register_file`) share one that closes after the last of them,
+/// which costs two calls of the library. Memory may be of the host, too.
 ///
 /// @par Complexity      `reap` O(batches + completions), and one call of the library for each batch in
 /// flight.
@@ -126,11 +126,12 @@ class device_file_io {
   /// @}
 
  private:
-  /// A handle of the library, of a registered descriptor or of one request.
+  /// A handle of the library. A descriptor has at most one that takes requests: cuFile refuses a second one.
   struct opened_file {
     int descriptor = -1;  // -1: of no further requests
     std::uint32_t uses = 0;
     bool is_open = false;
+    bool is_registered = false;  // stays open without requests
     typename Library::file handle{};
   };
   struct request {
@@ -145,7 +146,7 @@ class device_file_io {
   };
   static constexpr std::uint64_t slice_ns = 1'000'000;  // until `woken_` is read again
 
-  /// Returns the entry of a descriptor, else a new one whose handle its request alone uses; its error number.
+  /// Finds the entry of a descriptor, or opens one until its last request has ended. Returns an error number.
   [[nodiscard]] int use_file(int descriptor, std::uint32_t& entry) noexcept;
   [[nodiscard]] std::uint32_t entry_of(int descriptor) const noexcept;
   [[nodiscard]] std::uint32_t empty_entry() const noexcept;

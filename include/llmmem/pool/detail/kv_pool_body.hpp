@@ -185,7 +185,7 @@ template <class Tiers, endpoint Endpoint, class Directory, class Mover>
 void kv_pool<Tiers, Endpoint, Directory, Mover>::progress(std::uint64_t wait_ns) {
   const detail::named_range range("kv_pool progress");
   hearing handler{this};
-  static_cast<void>(end_->poll(deadline{end_->now_ns() + wait_ns}, handler));
+  static_cast<void>(end_->poll(deadline{detail::saturating_add(end_->now_ns(), wait_ns)}, handler));
   progress();
 }
 

@@ -433,7 +433,8 @@ auto kv_pool<Tiers, Endpoint, Directory, Mover>::send_block(detail::pool_serving
                               .is_checked = 1};
     const std::uint64_t now = end_->now_ns();
     const std::uint64_t wait = to.slow_until > now ? 0 : send_wait_;
-    const auto sent = end_->send(what.to, header, piece, deadline{now + wait}, handler);
+    const auto sent =
+        end_->send(what.to, header, piece, deadline{detail::saturating_add(now, wait)}, handler);
     const std::uint64_t taken = end_->now_ns() - now;
     send_wait_ -= taken < send_wait_ ? taken : send_wait_;
     if (!sent && sent.error().code != errc::peer_timed_out) return sending::failed;
@@ -442,7 +443,7 @@ auto kv_pool<Tiers, Endpoint, Directory, Mover>::send_block(detail::pool_serving
     } else {
       // One for which little time was left is tried again in the next step, before others.
       if (wait == 0 ? to.slow_until > now : wait >= options_.send_ns / 2)
-        to.slow_until = end_->now_ns() + options_.slow_ns;
+        to.slow_until = detail::saturating_add(end_->now_ns(), options_.slow_ns);
       to.stalled_in = serve_turn_;
       // The transport completes a frame that it has begun. One of which only the header went looks like one
       // that did not begin, and goes again: the receiver drops what it has.

@@ -64,7 +64,7 @@ std::uint32_t device_file_io<Library>::empty_entry() const noexcept {
 
 template <device_file_library Library>
 void device_file_io<Library>::close_unused(opened_file& file) noexcept {
-  if (file.uses != 0 || file.descriptor >= 0) return;
+  if (file.uses != 0 || file.is_registered) return;
   library_.close(file.handle);
   file = {};
 }
@@ -76,6 +76,7 @@ int device_file_io<Library>::use_file(int descriptor, std::uint32_t& entry) noex
   if (entry == files_.size()) {
     entry = empty_entry();
     if (const int error = library_.open(files_[entry].handle, descriptor); error != 0) return error;
+    files_[entry].descriptor = descriptor;
     files_[entry].is_open = true;
   }
   ++files_[entry].uses;
@@ -230,15 +231,18 @@ result<void> device_file_io<Library>::register_memory(std::span<const std::span<
 template <device_file_library Library>
 bool device_file_io<Library>::register_file(int descriptor) noexcept {
   if (!takes_files_ || descriptor < 0) return false;
-  if (entry_of(descriptor) != files_.size()) return true;
+  std::uint32_t entry = entry_of(descriptor);
+  const bool is_open = entry != files_.size();
+  if (is_open && files_[entry].is_registered) return true;
   std::uint32_t registered = 0;
   for (std::size_t i = 0; i < files_.size(); ++i)
-    registered += files_[i].descriptor >= 0 ? 1U : 0U;
+    registered += files_[i].is_registered ? 1U : 0U;
   if (registered == options_.files) return false;
-  opened_file& file = files_[empty_entry()];
-  if (library_.open(file.handle, descriptor) != 0) return false;
+  if (!is_open) entry = empty_entry();
+  opened_file& file = files_[entry];
+  if (!is_open && library_.open(file.handle, descriptor) != 0) return false;
   file.descriptor = descriptor;
-  file.is_open = true;
+  file.is_open = file.is_registered = true;
   return true;
 }
 
@@ -248,6 +252,7 @@ void device_file_io<Library>::forget_file(int descriptor) noexcept {
       descriptor < 0 ? static_cast<std::uint32_t>(files_.size()) : entry_of(descriptor);
   if (entry == files_.size()) return;
   files_[entry].descriptor = -1;
+  files_[entry].is_registered = false;
   close_unused(files_[entry]);
 }
 
@@ -255,7 +260,7 @@ template <device_file_library Library>
 void device_file_io<Library>::forget_files() noexcept {
   takes_files_ = false;
   for (std::size_t i = 0; i < files_.size(); ++i) {
-    if (files_[i].is_open && files_[i].descriptor >= 0) forget_file(files_[i].descriptor);
+    if (files_[i].is_registered) forget_file(files_[i].descriptor);
   }
 }
 
