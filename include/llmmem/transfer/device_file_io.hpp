@@ -38,8 +38,9 @@ struct device_file_request {
 ///
 /// - `why_not()`: null if the library works here; else the reason, a text that lives on.
 /// - `open(file, descriptor)`, `close(file)`: a handle for requests with a descriptor.
-/// - `make(batch, depth)`, `end(batch)`: a batch holds at most `depth` requests, of one `submit`. After `end`
-///   the library touches neither memory nor files of its requests.
+/// - `make(batch, depth)`, `end(batch)`: a batch holds at most `depth` requests, of one `submit`. It ends
+/// when
+///   all of them are complete, or after an error of `poll`.
 /// - `submit(batch, requests)`: begins them all, or none.
 /// - `poll(batch, out, least, timeout_ns, count)`: waits for `least` completions of the batch, at most for
 ///   `timeout_ns`, and writes those that are there, each once; `count` is their number. A completion has the
@@ -96,7 +97,7 @@ class device_file_io {
   explicit device_file_io(const device_file_io_options& options = {}, Library library = {});
   device_file_io(const device_file_io&) = delete;
   device_file_io& operator=(const device_file_io&) = delete;
-  /// Waits until the library has finished with all requests.
+  /// Waits until the library has completed all requests, or reports that it no longer can.
   ~device_file_io();
 
   [[nodiscard]] io_caps caps() const noexcept {

@@ -9,6 +9,7 @@
 #include <llmmem/offload/detail/tier_medium.hpp>
 #include <llmmem/offload/detail/tier_slots.hpp>
 #include <llmmem/offload/kv_tiers_types.hpp>
+#include <llmmem/offload/load_choice.hpp>
 #include <llmmem/result.hpp>
 
 #include <cstddef>
@@ -193,7 +194,7 @@ class kv_tier_places {
   void fail(Level& level, const failure& why, std::uint64_t now) noexcept {
     ++level.counted.failures;
     last_failure_ = why;
-    level.quiet_until = now + options_->quiet_ns;
+    level.quiet_until = saturating_add(now, options_->quiet_ns);
   }
   template <class Self, class F>
   static void each_level(Self& self, F&& f) {

@@ -39,8 +39,18 @@ device_file_io<Library>::device_file_io(const device_file_io_options& options, L
 
 template <device_file_library Library>
 device_file_io<Library>::~device_file_io() {
-  for (std::uint32_t i = 0; i < options_.batches; ++i)
-    library_.end(batches_[i].handle);
+  std::array<io_completion, 16> unseen;
+  for (std::uint32_t i = 0; i < options_.batches; ++i) {
+    batch& each = batches_[i];
+    int error = 0;
+    while (each.left != 0 && error == 0) {
+      std::uint32_t found = 0;
+      const std::uint32_t most = each.left < unseen.size() ? each.left : std::uint32_t{unseen.size()};
+      error = library_.poll(each.handle, std::span(unseen).first(most), 1, slice_ns, found);
+      each.left -= found;
+    }
+    library_.end(each.handle);
+  }
   for (std::size_t i = 0; i < files_.size(); ++i) {
     if (files_[i].is_open) library_.close(files_[i].handle);
   }
