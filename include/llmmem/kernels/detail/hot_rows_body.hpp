@@ -229,15 +229,15 @@ class hot_fetch_work {
   divider by_;
 };
 
-/// @param slots  the name of the shape's slots. @param who  that of the state
 [[nodiscard]] inline result<void> check_hot_shape(const hot_rows_shape& shape, std::size_t words,
-                                                  const char* slots, const char* who) noexcept {
+                                                  const char* slots_name, const char* state_name) noexcept {
   constexpr std::uint64_t most = 0x7FFF'FFFE;
-  if (shape.slots == 0) return failure{errc::too_short, 0, 1, 0, slots};
+  if (shape.slots == 0) return failure{errc::too_short, 0, 1, 0, slots_name};
   // A state's words are numbered by 32 bits.
-  if (hot_rows_words(shape) > most) return failure{errc::out_of_range, 0, hot_rows_words(shape), most, who};
+  if (hot_rows_words(shape) > most)
+    return failure{errc::out_of_range, 0, hot_rows_words(shape), most, state_name};
   const std::uint64_t needed = hot_rows_words(shape) * shape.sequences;
-  if (words < needed) return failure{errc::too_short, 0, needed, words, who};
+  if (words < needed) return failure{errc::too_short, 0, needed, words, state_name};
   return {};
 }
 
