@@ -593,6 +593,8 @@ TEST_SUITE("latent_tokens") {
       latent_world world(random, all_records[seed % all_records.size()].record, dtype::f32);
       world.options.window = 0;
       world.options.split = {};
+      const bool is_tensor = world.record == paging::fp8_ds_mla;
+      if (is_tensor) world.options.arithmetic = attention_arithmetic::tensor_cores;
       std::vector<std::byte> cache = appended(world);
       for (std::size_t row = 1; row < world.sequences.size(); row += 2) {
         world.sequences[row] = world.sequences[row - 1];
@@ -646,11 +648,14 @@ TEST_SUITE("latent_tokens") {
             .value();
         parts[i] = part;
       }
-      CHECK(worst_of_merged(world, shape, parts, whole) < 2e-6);
+      // Tensor cores round weights to bf16, in a part relative to its own largest.
+      CHECK(worst_of_merged(world, shape, parts, whole) < (is_tensor ? 4e-3 : 2e-6));
       // A holder of all tokens.
-      table_holder<host_executor, padded_table_view> holder(
-          host_executor{}, world.tables(), memory_of(world, cache),
-          {.scales = {.keys = &world.outer}, .latents = &world.record});
+      table_holder<host_executor, padded_table_view> holder(host_executor{}, world.tables(),
+                                                            memory_of(world, cache),
+                                                            {.arithmetic = world.options.arithmetic,
+                                                             .scales = {.keys = &world.outer},
+                                                             .latents = &world.record});
       const near_query query{.rows = rows,
                              .layer = latent_world::layer,
                              .query_heads = world.query_heads,

@@ -120,8 +120,14 @@ namespace {
 
 /// A buffer of rows by its definition: a list by last use, searched from its beginning.
 struct rows_by_use {
+  explicit rows_by_use(std::size_t count) : slots(count) {
+    for (std::size_t slot = count; slot > 0; --slot)
+      free.push_back(static_cast<std::int32_t>(slot - 1));
+  }
+
   std::size_t slots;
-  std::vector<hot_miss> rows{};  // the oldest first
+  std::vector<hot_miss> rows{};      // the oldest first
+  std::vector<std::int32_t> free{};  // the last is the next
 
   std::vector<std::int32_t> resolve(const std::vector<std::int32_t>& wanted, std::int32_t newest,
                                     std::int32_t positions, std::vector<hot_miss>& misses) {
@@ -136,6 +142,10 @@ struct rows_by_use {
     const auto is_kept = [&](std::int32_t position) {
       return position >= 0 && position < positions && position != newest;
     };
+    if (const auto at = find(newest); at != rows.end()) {
+      free.push_back(at->slot);
+      rows.erase(at);
+    }
     for (const std::int32_t each : wanted)
       if (is_kept(each)) renew(each);
     std::vector<std::int32_t> out;
@@ -145,11 +155,12 @@ struct rows_by_use {
         continue;
       }
       if (find(each) == rows.end()) {
-        hot_miss made{each, static_cast<std::int32_t>(rows.size())};
-        if (rows.size() == slots) {
-          made.slot = rows.front().slot;
+        if (free.empty()) {
+          free.push_back(rows.front().slot);
           rows.erase(rows.begin());
         }
+        const hot_miss made{each, free.back()};
+        free.pop_back();
         rows.push_back(made);
         misses.push_back(made);
       }
@@ -215,7 +226,7 @@ TEST_SUITE("hot_rows") {
           const auto which = static_cast<std::uint32_t>(random() % shape.sequences);
           reset_hot_rows(host_executor{}, shape, state[0], which, 1).value();
           reset_hot_rows(grid_executor(), shape, state[1], which, 1).value();
-          wanted_state[which] = {shape.slots};
+          wanted_state[which] = rows_by_use{shape.slots};
         }
         std::vector<std::int32_t> slots[2];
         std::vector<hot_miss> misses[2];
@@ -281,6 +292,119 @@ TEST_SUITE("hot_rows") {
     CHECK(hits > missed);
   }
 
+  TEST_CASE(
+      "attention over the slots has the bits of attention over the pool, also where sequences are cut") {
+    std::uint64_t cuts = 0;
+    for (const auto seed : seeds(24, 8)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const hot_rows_shape shape{.sequences = static_cast<std::uint32_t>(1 + random() % 3),
+                                 .slots = static_cast<std::uint32_t>(1 + random() % 10),
+                                 .positions = 32};
+      const auto k = static_cast<std::uint32_t>(1 + random() % shape.slots);
+      constexpr std::uint64_t columns = 8;
+      // A token's keys and values are a row of 128 bytes: of the pool by blocks of 4, of the buffers by
+      // sequences.
+      kv_layout layout{.layers = 1,
+                       .heads = 2,
+                       .head_dim = 8,
+                       .block_tokens = 4,
+                       .element = dtype::f32,
+                       .order = block_order::layer_first_joined};
+      kv_layout near = layout;
+      near.block_tokens = shape.slots + 1;
+      struct alignas(16) row {
+        float of[32];
+      };
+      const std::uint64_t blocks = columns * shape.sequences;
+      std::vector<row> pool(blocks * 4);
+      std::vector<row> rows((shape.slots + 1) * shape.sequences);
+      REQUIRE(layout.total_bytes(blocks) == pool.size() * sizeof(row));
+      REQUIRE(near.total_bytes(shape.sequences) == rows.size() * sizeof(row));
+      std::vector<std::int32_t> table(blocks);
+      std::iota(table.begin(), table.end(), 0);
+      std::shuffle(table.begin(), table.end(), random);
+      std::vector<std::int32_t> lengths(shape.sequences, 0);
+      std::vector<std::int32_t> near_table(shape.sequences);
+      std::iota(near_table.begin(), near_table.end(), 0);
+      const std::vector<std::int32_t> near_lengths(shape.sequences,
+                                                   static_cast<std::int32_t>(shape.slots + 1));
+      std::vector<std::int32_t> state(hot_rows_words(shape) * shape.sequences);
+      reset_hot_rows(host_executor{}, shape, state).value();
+      for (int turn = 0; turn < 40; ++turn) {
+        CAPTURE(turn);
+        std::vector<std::int32_t> wanted(std::size_t{k} * shape.sequences, -1);
+        std::vector<std::int32_t> newest(shape.sequences);
+        for (std::uint32_t s = 0; s < shape.sequences; ++s) {
+          std::int32_t& length = lengths[s];
+          if (length == 32 || (length > 3 && random() % 6 == 0)) {
+            length -= static_cast<std::int32_t>(1 + random() % 3);
+            ++cuts;
+          }
+          newest[s] = length++;
+          row made{};
+          for (float& each : made.of)
+            each = static_cast<float>(random() % 401) / 100 - 2;
+          const std::int32_t block = table[columns * s + static_cast<std::size_t>(newest[s] / 4)];
+          pool[static_cast<std::size_t>(block) * 4 + static_cast<std::size_t>(newest[s] % 4)] = made;
+          rows[(shape.slots + 1) * s + shape.slots] = made;
+          std::vector<std::int32_t> all(static_cast<std::size_t>(length));
+          std::iota(all.begin(), all.end(), 0);
+          std::shuffle(all.begin(), all.end(), random);
+          all.resize(std::min<std::size_t>(all.size(), 1 + random() % k));
+          if (random() % 2 == 0) all[random() % all.size()] = newest[s];
+          std::copy(all.begin(), all.end(), wanted.begin() + static_cast<std::ptrdiff_t>(k * s));
+        }
+        const padded_table_view tables{.block_table = table.data(),
+                                       .seq_lens = lengths.data(),
+                                       .num_sequences = static_cast<std::int32_t>(shape.sequences),
+                                       .max_blocks = columns,
+                                       .block_tokens = 4};
+        std::vector<std::int32_t> slots(wanted.size());
+        std::vector<hot_miss> misses(wanted.size());
+        std::vector<std::uint32_t> counts(shape.sequences);
+        const hot_rows_step step{
+            wanted.data(), newest.data(), slots.data(), misses.data(), counts.data(), k, k};
+        const grid_executor grid({.blocks = 2});
+        resolve_hot_rows(grid, shape, state, step).value();
+        fetch_hot_rows(
+            grid, shape, step, tables,
+            {reinterpret_cast<const std::byte*>(pool.data()), blocks, 4 * sizeof(row), sizeof(row)},
+            std::as_writable_bytes(std::span(rows)), sizeof(row))
+            .value();
+        std::vector<float> queries(std::size_t{16} * shape.sequences);
+        for (float& each : queries)
+          each = static_cast<float>(random() % 401) / 100 - 2;
+        const auto attended_to = [&](const padded_table_view& by, const std::vector<std::int32_t>& listed,
+                                     std::vector<row>& of, std::uint64_t count, const kv_layout& in) {
+          std::vector<float> out(queries.size(), unknown_tokens);
+          const token_lists<padded_table_view> lists{.tables = by,
+                                                     .listed = listed.data(),
+                                                     .stride = static_cast<std::int32_t>(k),
+                                                     .num_sequences = by.num_sequences,
+                                                     .block_tokens = by.block_tokens};
+          std::uint32_t flag = 0;
+          paged_attention(grid, lists, {.rows = shape.sequences},
+                          {reinterpret_cast<const std::byte*>(queries.data()), 64, 32},
+                          {reinterpret_cast<std::byte*>(out.data()), 64, 32},
+                          {reinterpret_cast<std::byte*>(of.data()), count, in}, 0, {},
+                          {.query_heads = 2, .element = dtype::f32, .out_of_range = &flag})
+              .value();
+          CHECK(flag == 0);
+          return out;
+        };
+        const padded_table_view near_tables{.block_table = near_table.data(),
+                                            .seq_lens = near_lengths.data(),
+                                            .num_sequences = static_cast<std::int32_t>(shape.sequences),
+                                            .max_blocks = 1,
+                                            .block_tokens = static_cast<std::int32_t>(shape.slots + 1)};
+        CHECK(attended_to(near_tables, slots, rows, shape.sequences, near) ==
+              attended_to(tables, wanted, pool, blocks, layout));
+      }
+    }
+    CHECK(cuts > 40);
+  }
+
   TEST_CASE("hot rows refuse more wanted rows than slots, short memory and odd rows") {
     const hot_rows_shape shape{.sequences = 2, .slots = 4, .positions = 8};
     std::vector<std::int32_t> state(hot_rows_words(shape) * 2);
@@ -308,7 +432,8 @@ TEST_SUITE("hot_rows") {
     CHECK(told([](hot_rows_step& of) { of.slots = nullptr; }).code == errc::too_short);
     CHECK(reset_hot_rows(host_executor{}, shape, std::span(state).first(3)).error() ==
           failure{errc::too_short, 0, hot_rows_words(shape) * 2, 3, "reset_hot_rows: state"});
-    CHECK(reset_hot_rows(host_executor{}, {.sequences = 1}, state).error().code == errc::out_of_range);
+    CHECK(reset_hot_rows(host_executor{}, {.sequences = 1}, state).error().message() ==
+          "reset_hot_rows: shape.slots: 1 entries needed, but 0 given; make it longer");
     CHECK(reset_hot_rows(host_executor{}, shape, state, 3).error().index == 1);
     const std::vector<std::int32_t> table{0, 1, 2, 3};
     const padded_table_view tables{
@@ -324,5 +449,9 @@ TEST_SUITE("hot_rows") {
     CHECK(fetched(24, 160, pool).code == errc::bad_granularity);
     CHECK(fetched(16, 159, pool) == failure{errc::too_short, 0, 160, 159, "fetch_hot_rows: rows"});
     CHECK(fetched(16, 160, nullptr).code == errc::too_short);
+    // 2^66 bytes, of which 64 bits would keep none.
+    const hot_rows_shape beyond{.sequences = 1U << 31U, .slots = (1U << 31U) - 1};
+    CHECK(fetch_hot_rows(host_executor{}, beyond, step, tables, {pool, 4, 64, 16}, rows, 16).error() ==
+          failure{errc::too_short, 0, ~std::uint64_t{0}, 160, "fetch_hot_rows: rows"});
   }
 }

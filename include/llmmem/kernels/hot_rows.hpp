@@ -53,7 +53,7 @@ struct hot_rows_step {
 /// Empties the buffers of some sequences: at the beginning, and when a number gets another sequence.
 /// @param state  [sequences][hot_rows_words(shape)], in the executor's memory.
 /// @return `errc::out_of_range` for sequences that do not exist, and for states of more than 2^31 words;
-///      `errc::too_short` for a shorter state. Otherwise the result of `run`.
+///      `errc::too_short` for no slots, and for a shorter state. Otherwise the result of `run`.
 template <class Run>
 result<void> reset_hot_rows(const Run& run, const hot_rows_shape& shape, std::span<std::int32_t> state,
                             std::uint32_t first = 0, std::uint32_t count = ~std::uint32_t{0});
@@ -63,13 +63,18 @@ result<void> reset_hot_rows(const Run& run, const hot_rows_shape& shape, std::sp
 /// first the rows that were there, then the others. A position that is named twice has one slot. A newest
 /// token is in slot number `slots`, where the engine writes it, and is neither fetched nor counted.
 ///
+/// **Truncation**: a position that is the newest again is forgotten, so that its later row is fetched. Rows
+/// of the pool that change in another way, for example those of a chunk that replaces several positions at
+/// once, need `reset_hot_rows`.
+///
 /// The state after each step is a function of the steps: the same on hosts and devices, in launches and
 /// replayed graphs, and on all ranks with the same lists. Layers that share a list resolve once, and
 /// `fetch_hot_rows` each.
 ///
 /// @pre the state was reset, and no other call uses it
 /// @return `errc::out_of_range` for more wanted rows than slots; `errc::too_short` for null pointers and for
-///      a shorter state or stride. Then nothing has begun. Otherwise the result of `run`.
+///      a shorter state or stride; for other shapes as `reset_hot_rows`. Then nothing has begun. Otherwise
+///      the result of `run`.
 /// @par Complexity   O(1) for each wanted row, one after the other in a thread for each sequence.
 /// @par Source   the idea of vllm#46326, a buffer of selected rows by last use over a pool on the host, whose
 ///      resolver has a block of threads for each sequence.

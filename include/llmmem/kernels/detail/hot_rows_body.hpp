@@ -52,6 +52,26 @@ struct hot_state {
     newer[slot] = -1;
     ends[1] = slot;
   }
+  /// Gives up a position, and its slot before all others.
+  LLMMEM_HD void forget(std::int32_t position) const noexcept {
+    const std::int32_t slot = slot_of[position];
+    if (slot < 0) return;
+    slot_of[position] = -1;
+    position_of[slot] = -1;
+    if (ends[0] == slot) return;
+    const std::int32_t before = older[slot];  // there is one: the slot is not the oldest
+    const std::int32_t after = newer[slot];
+    newer[before] = after;
+    if (after >= 0) {
+      older[after] = before;
+    } else {
+      ends[1] = before;
+    }
+    older[ends[0]] = slot;
+    newer[slot] = ends[0];
+    older[slot] = -1;
+    ends[0] = slot;
+  }
   /// Returns the slot used longest ago, which has a position from now on.
   [[nodiscard]] LLMMEM_HD std::int32_t take(std::int32_t position) const noexcept {
     const std::int32_t slot = ends[0];
@@ -122,6 +142,8 @@ class hot_resolve_work {
     const auto is_kept = [&](std::int32_t position) {
       return position >= 0 && static_cast<std::uint32_t>(position) < shape_.positions && position != newest;
     };
+    // The engine writes it in this step: a row of it that is here is from before a truncation.
+    if (newest >= 0 && static_cast<std::uint32_t>(newest) < shape_.positions) state.forget(newest);
     for (std::uint32_t i = 0; i < step_.wanted_count; ++i) {
       const std::int32_t position = wanted[i];
       if (!is_kept(position)) continue;
@@ -208,13 +230,14 @@ class hot_fetch_work {
 };
 
 [[nodiscard]] inline result<void> check_hot_shape(const hot_rows_shape& shape, std::size_t words,
-                                                  const char* who) noexcept {
+                                                  const char* slots_name, const char* state_name) noexcept {
   constexpr std::uint64_t most = 0x7FFF'FFFE;
+  if (shape.slots == 0) return failure{errc::too_short, 0, 1, 0, slots_name};
   // A state's words are numbered by 32 bits.
-  if (shape.slots == 0 || hot_rows_words(shape) > most)
-    return failure{errc::out_of_range, 0, hot_rows_words(shape), most, who};
+  if (hot_rows_words(shape) > most)
+    return failure{errc::out_of_range, 0, hot_rows_words(shape), most, state_name};
   const std::uint64_t needed = hot_rows_words(shape) * shape.sequences;
-  if (words < needed) return failure{errc::too_short, 0, needed, words, who};
+  if (words < needed) return failure{errc::too_short, 0, needed, words, state_name};
   return {};
 }
 
@@ -223,7 +246,10 @@ class hot_fetch_work {
 template <class Run>
 result<void> reset_hot_rows(const Run& run, const hot_rows_shape& shape, std::span<std::int32_t> state,
                             std::uint32_t first, std::uint32_t count) {
-  if (auto fits = detail::check_hot_shape(shape, state.size(), "reset_hot_rows: state"); !fits) return fits;
+  if (auto fits = detail::check_hot_shape(shape, state.size(), "reset_hot_rows: shape.slots",
+                                          "reset_hot_rows: state");
+      !fits)
+    return fits;
   if (first > shape.sequences)
     return failure{errc::out_of_range, 1, first, shape.sequences, "reset_hot_rows: first"};
   const std::uint32_t left = std::min(count, shape.sequences - first);
@@ -234,7 +260,10 @@ result<void> reset_hot_rows(const Run& run, const hot_rows_shape& shape, std::sp
 template <class Run>
 result<void> resolve_hot_rows(const Run& run, const hot_rows_shape& shape, std::span<std::int32_t> state,
                               const hot_rows_step& step) {
-  if (auto fits = detail::check_hot_shape(shape, state.size(), "resolve_hot_rows: state"); !fits) return fits;
+  if (auto fits = detail::check_hot_shape(shape, state.size(), "resolve_hot_rows: shape.slots",
+                                          "resolve_hot_rows: state");
+      !fits)
+    return fits;
   if (step.wanted_count > shape.slots)
     return failure{errc::out_of_range, 0, step.wanted_count, shape.slots, "resolve_hot_rows: wanted_count"};
   if (shape.sequences == 0) return {};
@@ -257,8 +286,12 @@ result<void> fetch_hot_rows(const Run& run, const hot_rows_shape& shape, const h
       alignment_of(address(pool.data), address(rows.data()), pool.block_stride, pool.row_stride, row_bytes);
   if (row_bytes == 0 || unit < 16) return failure{errc::bad_granularity, 0, unit, 16, "fetch_hot_rows: rows"};
   if (tables.block_tokens <= 0) return failure{errc::block_tokens_differ, 0, 0, 1, "fetch_hot_rows: tables"};
-  const std::uint64_t needed = (std::uint64_t{shape.slots} + 1) * shape.sequences * row_bytes;
-  if (rows.size() < needed) return failure{errc::too_short, 0, needed, rows.size(), "fetch_hot_rows: rows"};
+  const std::uint64_t count = (std::uint64_t{shape.slots} + 1) * shape.sequences;
+  if (rows.size() / row_bytes < count) {
+    constexpr std::uint64_t most = ~std::uint64_t{0};
+    const std::uint64_t needed = count <= most / row_bytes ? count * row_bytes : most;
+    return failure{errc::too_short, 0, needed, rows.size(), "fetch_hot_rows: rows"};
+  }
   if (shape.sequences == 0 || step.wanted_count == 0) return {};
   if (const char* const what = detail::missing_table(tables); what != nullptr)
     return failure{errc::too_short, 0, shape.sequences, 0, what};
