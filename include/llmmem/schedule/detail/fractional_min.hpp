@@ -10,7 +10,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <span>
 #include <vector>
@@ -33,12 +32,13 @@ enum class beginning : std::uint8_t { empty, free_choice };
 class gap_sizes {
  public:
   explicit gap_sizes(std::span<const std::uint64_t> chunks) : sizes_(chunks.begin(), chunks.end()) {
-    std::sort(sizes_.begin(), sizes_.end(), std::greater<>{});
+    const auto is_larger = [](std::uint64_t a, std::uint64_t b) { return a > b; };
+    std::sort(sizes_.begin(), sizes_.end(), is_larger);
     sizes_.erase(std::unique(sizes_.begin(), sizes_.end()), sizes_.end());
     ranks_.reserve(chunks.size());
     for (const std::uint64_t size : chunks)
       ranks_.push_back(static_cast<std::size_t>(
-          std::lower_bound(sizes_.begin(), sizes_.end(), size, std::greater<>{}) - sizes_.begin()));
+          std::lower_bound(sizes_.begin(), sizes_.end(), size, is_larger) - sizes_.begin()));
     clear();
   }
 
