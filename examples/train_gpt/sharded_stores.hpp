@@ -298,9 +298,11 @@ class sharded_layers {
       if (!to.empty()) std::memcpy(to.data(), all.subspan(begin * sizeof(T), to.size()).data(), to.size());
       is_kept[to_index(tensor)] = true;
     }
-    [[nodiscard]] std::span<std::byte> gather(llmmem::tensor_id tensor) {
-      whole = weights.gather_within(node, {&tensor, 1}).value();
-      return whole.tensor(0);
+    [[nodiscard]] llmmem::result<void> gather(llmmem::tensor_id tensor) {
+      auto gathered = weights.gather_within(node, {&tensor, 1});
+      if (!gathered) return gathered.error();
+      whole = std::move(*gathered);
+      return {};
     }
     [[nodiscard]] static std::vector<llmmem::rank_id> members(Ranks& ranks, std::uint32_t node_ranks) {
       std::vector<llmmem::rank_id> all;
@@ -425,7 +427,10 @@ class sharded_layers {
       planned_weights_ = schedule_->next().value();
       return planned_weights_.whole().tensor(0);
     }
-    if (secondary_ && secondary_->has(tensor)) return secondary_->gather(tensor);
+    if (secondary_ && secondary_->has(tensor)) {
+      talk([&] { return secondary_->gather(tensor); }).value();
+      return secondary_->whole.tensor(0);
+    }
     talk([&]() -> llmmem::result<void> {
       auto gathered = weights_.gather({&tensor, 1});
       if (!gathered) return gathered.error();

@@ -272,6 +272,52 @@ TEST_CASE("no bound on transfers of different sizes exceeds those of a planned i
   }
 }
 
+TEST_CASE("contents that were written before a steady iteration count as moved down once") {
+  // What one iteration leaves dirty is given up in the next one, where the same chunk is written again.
+  trace_recorder recorder;
+  const auto touch = [&](chunk_id chunk, access_mode mode) {
+    recorder.acquire(chunk, mode);
+    recorder.compute(1'000);
+    recorder.release(chunk);
+  };
+  const chunk_id a = recorder.add_chunk(5'000);
+  const chunk_id b = recorder.add_chunk(1'000);
+  const chunk_id c = recorder.add_chunk(5'000);
+  const chunk_id d = recorder.add_chunk(4'000);
+  touch(d, access_mode::write);
+  touch(a, access_mode::write);
+  recorder.discard(a);
+  touch(b, access_mode::write);
+  touch(d, access_mode::write);
+  touch(c, access_mode::read);
+  touch(c, access_mode::write);
+  touch(a, access_mode::write);
+  touch(d, access_mode::write);
+  recorder.discard(d);
+  const schedule_trace trace = recorder.freeze();
+  const schedule_machine machine{.budgets = {14'000},
+                                 .links = {{.bytes_per_second = 1'000'000'000, .latency_ns = 100}}};
+  const schedule_plan plan = schedule::next_use{plan_objective::bytes}(trace, machine);
+  CHECK(plan.steady.forecast.edges[0].offload.bytes == 1'000);
+  CHECK(plan.steady.bound.edges[0].offload.bytes == 1'000);
+}
+
+TEST_CASE("each of many chunks of different sizes is a transfer of its own") {
+  trace_recorder recorder;
+  constexpr std::uint64_t count = 2'500;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const chunk_id chunk = recorder.add_chunk(1'000 + i);
+    recorder.acquire(chunk, access_mode::read);
+    recorder.release(chunk);
+  }
+  const schedule_trace trace = recorder.freeze();
+  const schedule_machine machine{.budgets = {1'000 + count},
+                                 .links = {{.bytes_per_second = 1'000'000'000, .latency_ns = 100}}};
+  const plan_bound bound = lower_bound(trace, machine, bounded_iteration::first);
+  CHECK(bound.edges[0].onboard.operations == count);
+  CHECK(bound.edges[0].onboard.bytes == count * 1'000 + count * (count - 1) / 2);
+}
+
 TEST_CASE("both ways bound a drive that reads and writes alternately, also within an iteration") {
   // In the optimizer's pass 16 GB come up and 8 go down while 200 ms are computed.
   const auto trace = shapes::training_step(40, 200 * mb, 200 * mb, 1'200 * mb, 40 * ms);

@@ -315,6 +315,16 @@ TEST_SUITE("training_plan") {
     CHECK(sent(rank_id{0}) + sent(rank_id{1}) - before == 4 * first);
   }
 
+  TEST_CASE("gathers ahead may use the memory of a layer that a rank has completely for other layers") {
+    training_shape shape;
+    for (const std::uint64_t parameters : std::vector<std::uint64_t>{40, 40, 40, 100, 60})
+      shape.layers.push_back({.parameters = parameters});
+    // Rank 1 has 80 parameters of the fourth layer, and the last layer completely.
+    const training_plan plan{.ranks = 2, .zero = zero_stage::weights, .gather_ahead = 1};
+    const std::uint64_t sum_messages = 2 * 4 * 80;
+    CHECK(predict(plan, shape, rank_id{1}).gathered.bytes == 4 * (100 + 60) + 4 * 100 + sum_messages);
+  }
+
   TEST_CASE("an impossible plan is refused with the reason") {
     const training_shape shape = four_layers();
     const auto refused = [&](const training_plan& plan, const training_shape& of, const char* why) {

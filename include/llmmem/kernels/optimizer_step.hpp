@@ -27,7 +27,8 @@ inline namespace v0 {
 /// Each operation is rounded once to a float, in this order: no product is fused into a sum. epsilon is added
 /// to the root, not under it. Weight decay is decoupled in both rules; SGD has no dampening and no Nesterov
 /// step. A NaN is stored as 0x7FC00000. So host and device have the same bits, as long as the caller's
-/// compiler keeps IEEE arithmetic (no -ffast-math).
+/// compiler keeps IEEE arithmetic: no -ffast-math, and for clang++ no -ffp-contract=fast, with which it fuses
+/// also where a pragma forbids that (g++ may have it, its default).
 ///
 /// - **Split16.** high = bits >> 16, plus 1 if bit 15 is set (ties go away from zero); low = the lower 16
 ///   bits. The step undoes this, so weights have the bits of `adamw`. high alone is an infinity for finite

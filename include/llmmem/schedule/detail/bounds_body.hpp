@@ -66,9 +66,11 @@ struct least_moves {
   const std::uint64_t rounds =
       of == bounded_iteration::first ? 1 : std::clamp<std::uint64_t>(200'000 / count, 1, 64);
   fractional_min rule(trace, budget, kind, rounds);
-  rule.start(0, of == bounded_iteration::first ? beginning::empty : beginning::free_choice);
+  // What was written before the beginning may have moved down before it.
+  rule.start(0, of == bounded_iteration::first || kind == gap_kind::between_writes ? beginning::empty
+                                                                                   : beginning::free_choice);
   std::uint64_t most = 0;
-  gap_sizes gaps;  // of one iteration, as of each
+  gap_sizes gaps = rule.gaps();  // of one iteration, as of each
   for (std::uint64_t round = 1; round <= rounds; ++round) {
     std::uint64_t moved = 0;
     for (std::uint64_t i = 0; i < count; ++i)

@@ -7,9 +7,11 @@
 #include <llmmem/schedule/trace.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <vector>
 
 namespace llmmem {
@@ -25,41 +27,53 @@ enum class gap_kind : std::uint8_t {
 /// The contents of the tiers at the beginning.
 enum class beginning : std::uint8_t { empty, free_choice };
 
-/// Sizes of gaps, each of which moves at most once and whole.
+/// Sizes of gaps, each of which moves at most once and whole: counts and bytes as sums over ranges of sizes
+/// (Fenwick, 1994), because a trace may have as many sizes as chunks.
 class gap_sizes {
  public:
-  void clear() noexcept {
-    for (entry& each : entries_)
-      each.count = 0;
+  explicit gap_sizes(std::span<const std::uint64_t> chunks) : sizes_(chunks.begin(), chunks.end()) {
+    const auto is_larger = [](std::uint64_t a, std::uint64_t b) { return a > b; };
+    std::sort(sizes_.begin(), sizes_.end(), is_larger);
+    sizes_.erase(std::unique(sizes_.begin(), sizes_.end()), sizes_.end());
+    ranks_.reserve(chunks.size());
+    for (const std::uint64_t size : chunks)
+      ranks_.push_back(static_cast<std::size_t>(
+          std::lower_bound(sizes_.begin(), sizes_.end(), size, is_larger) - sizes_.begin()));
+    clear();
   }
-  /// Adds a gap. O(different sizes).
-  void add(std::uint64_t size) {
-    auto at = entries_.begin();
-    while (at != entries_.end() && at->size > size)
-      ++at;
-    if (at == entries_.end() || at->size != size) at = entries_.insert(at, entry{size, 0});
-    ++at->count;
+
+  void clear() { sums_.assign(sizes_.size() + 1, {}); }
+  /// Adds a gap of a chunk. O(log different sizes).
+  void add(chunk_id chunk) noexcept {
+    const std::size_t rank = ranks_[to_index(chunk)];
+    for (std::size_t at = rank + 1; at < sums_.size(); at += at & (~at + 1)) {
+      ++sums_[at].count;
+      sums_[at].bytes += sizes_[rank];
+    }
   }
   /// Returns the fewest gaps that have `bytes` together, the largest first; more bytes than all have are as
-  /// many gaps as there are. O(different sizes).
+  /// many gaps as there are. O(log different sizes).
   [[nodiscard]] std::uint64_t fewest(std::uint64_t bytes) const noexcept {
     std::uint64_t gaps = 0;
-    for (const entry& each : entries_) {
-      if (bytes == 0) break;
-      const std::uint64_t needed = bytes / each.size + (bytes % each.size != 0 ? 1 : 0);
-      const std::uint64_t count = std::min(needed, each.count);
-      gaps += count;
-      bytes -= std::min(bytes, count * each.size);
+    std::size_t at = 0;
+    for (std::size_t step = std::bit_floor(sizes_.size()); step != 0; step /= 2) {
+      if (at + step > sizes_.size() || sums_[at + step].bytes > bytes) continue;
+      at += step;
+      gaps += sums_[at].count;
+      bytes -= sums_[at].bytes;
     }
-    return gaps;
+    if (at == sizes_.size()) return gaps;
+    return gaps + bytes / sizes_[at] + (bytes % sizes_[at] != 0 ? 1 : 0);
   }
 
  private:
-  struct entry {
-    std::uint64_t size = 0;
+  struct sum {
     std::uint64_t count = 0;
+    std::uint64_t bytes = 0;
   };
-  std::vector<entry> entries_{};  // the largest first
+  std::vector<std::uint64_t> sizes_;  // different ones, the largest first
+  std::vector<std::size_t> ranks_{};  // by chunk
+  std::vector<sum> sums_{};
 };
 
 /// Visits some iterations event by event. While the open gaps have more bytes than the budget, it gives up
@@ -76,7 +90,8 @@ class fractional_min {
         kind_(kind),
         ends_(count_, never),
         iterations_(iterations),
-        filed_(0) {
+        filed_(0),
+        gaps_(trace.sizes()) {
     std::vector<std::uint64_t> ahead(trace.sizes().size(), never);
     for (std::size_t i = count_ * 2; i-- > 0;) {
       const trace_event& event = trace.events()[i % count_];
@@ -139,7 +154,7 @@ class fractional_min {
                               ? event.call == trace_call::acquire && tiering::reads(event.mode)
                               : event.call == trace_call::acquire && own.end != never;
       if (wanted) moved_ += size - own.bytes;
-      if (wanted && kind_ == gap_kind::to_read) gaps_.add(size);
+      if (wanted && kind_ == gap_kind::to_read) gaps_.add(event.chunk);
       if (own.end != never && own.bytes != 0) filed_.erase(own.end);
       own.end = never;
       hold(own, kind_ == gap_kind::to_read && event.call == trace_call::acquire ? size : 0);
@@ -149,7 +164,7 @@ class fractional_min {
       hold(own, end == never ? 0 : size);
       if (end != never) {
         own.end = end + (position_ - index);
-        if (kind_ == gap_kind::between_writes) gaps_.add(size);
+        if (kind_ == gap_kind::between_writes) gaps_.add(event.chunk);
         filed_.insert(own.end);
       }
     }
@@ -201,7 +216,7 @@ class fractional_min {
   std::uint64_t used_ = 0;
   std::uint64_t moved_ = 0;
   std::uint64_t given_up_ = 0;
-  gap_sizes gaps_{};
+  gap_sizes gaps_;
 };
 
 }  // namespace detail

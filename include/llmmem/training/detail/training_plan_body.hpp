@@ -285,7 +285,7 @@ inline void add_bytes(std::uint64_t& to, std::uint64_t more, const char* what) {
     most_sum_messages = std::max(most_sum_messages, sum_messages);
     most_messages = std::max(most_messages, messages);
     if (shares.is_read_by_rebuild(layer)) most_rebuilt = std::max(most_rebuilt, weights);
-    wholes.push_back(weights);
+    wholes.push_back(whole);
   }
   // Contributions wait for their sums, of which one has messages at a time.
   std::uint64_t in_flight = 0;
@@ -294,7 +294,8 @@ inline void add_bytes(std::uint64_t& to, std::uint64_t more, const char* what) {
     in_flight = checked_add(checked_multiply(sums, most_gradients, what), most_sum_messages, what);
   }
   if (plan.gather_ahead == 0) return {checked_add(most, in_flight, what), in_flight != 0};
-  // The largest sum over `gather_ahead` + 1 consecutive layers, in the order of use.
+  // The largest sum over `gather_ahead` + 1 consecutive layers, in the order of use: the plan's budget, of
+  // which also a rank that has one of them completely may use all, with earlier layers that stay.
   std::uint64_t in_a_row = 0;
   const std::size_t layers = wholes.size();
   std::vector<std::uint64_t> uses(wholes.begin(), wholes.end());
@@ -307,8 +308,8 @@ inline void add_bytes(std::uint64_t& to, std::uint64_t more, const char* what) {
     in_a_row = std::max(in_a_row, bytes);
   }
   std::uint64_t all = 0;
-  for (const std::uint64_t each : wholes)
-    add_bytes(all, each, what);
+  for (std::size_t layer = 0; layer < layers; ++layer)
+    add_bytes(all, shares.is_gathered(layer, state_kind::weights) ? wholes[layer] : 0, what);
   add_bytes(most_sum, in_flight, what);
   add_bytes(most_sum, most_rebuilt, what);
   return {checked_add(checked_add(std::min(in_a_row, all), most_sum, what), most_messages, what), true};
