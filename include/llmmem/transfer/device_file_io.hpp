@@ -39,8 +39,7 @@ struct device_file_request {
 /// - `why_not()`: null if the library works here; else the reason, a text that lives on.
 /// - `open(file, descriptor)`, `close(file)`: a handle for requests with a descriptor.
 /// - `make(batch, depth)`, `end(batch)`: a batch holds at most `depth` requests, of one `submit`. It ends
-/// when
-///   all of them are complete, or after an error of `poll`.
+///   when all of them are complete, or after an error of `poll`.
 /// - `submit(batch, requests)`: begins them all, or none.
 /// - `poll(batch, out, least, timeout_ns, count)`: waits for `least` completions of the batch, at most for
 ///   `timeout_ns`, and writes those that are there, each once; `count` is their number. A completion has the
