@@ -159,8 +159,8 @@ class attention_tensor_work {
         const attention_floats some = query_of(at, c, lane);
         if constexpr (!Form::is_streamed) query[lane].of[c] = some;
         LLMMEM_UNROLL
-        for (unsigned i = 0; i < attention_pack; ++i)
-          largest[lane] = larger_of(largest[lane], size_of(some.of[i]));
+        for (const float each : some.of)
+          largest[lane] = larger_of(largest[lane], size_of(each));
       }
     });
     if constexpr (Form::has_codes) {
@@ -183,7 +183,7 @@ class attention_tensor_work {
       const float down = power_of_two_below(largest[lane], raise).inverse;
       LLMMEM_UNROLL
       for (std::uint32_t c = 0; c < key_packs; ++c) {
-        attention_floats some;
+        attention_floats some{};
         if constexpr (Form::is_streamed) {
           some = query_of(at, c, lane);  // read again: all of them do not fit the registers
         } else {

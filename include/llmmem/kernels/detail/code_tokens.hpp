@@ -301,7 +301,7 @@ class code_tokens_work {
                                  at.place.token * plane.scales.strides.token +
                                  std::uint64_t{run} * plane.group_bytes();
       coded_scale scale;
-      code_words codes;
+      code_words codes{};
       if (plane.has_zero) {
         const coded_range range = coded_range_of(plane.code, plane.scale, least[lane], most[lane],
                                                  bits_of_float(largest[lane]), global);

@@ -245,10 +245,10 @@ class decode_int_work {
   LLMMEM_HD void store(std::byte* to, std::uint32_t left, const int_unit_words& out) const noexcept {
     if (left >= int_unit) {
       LLMMEM_UNROLL
-      for (unsigned half = 0; half < 2; ++half)
+      for (std::size_t first = 0; first < 8; first += 4)
         store_aligned<group_access::pieces>(
-            to + std::size_t{16} * half,
-            packet<16>{{out.of[half * 4], out.of[half * 4 + 1], out.of[half * 4 + 2], out.of[half * 4 + 3]}},
+            to + 4 * first,
+            packet<16>{{out.of[first], out.of[first + 1], out.of[first + 2], out.of[first + 3]}},
             ends_.value_width);
       return;
     }

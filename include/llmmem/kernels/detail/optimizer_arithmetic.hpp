@@ -111,13 +111,13 @@ LLMMEM_HD inline void take_roots(float (&x)[N]) noexcept {
 /// On a float, or on all lanes of a vector: by reference, because compilers pass vectors differently for each
 /// target. Each rounds once.
 /// @{
-LLMMEM_HD inline void multiply(float& to, float a, float b) noexcept {
+LLMMEM_HD inline void set_product(float& to, float a, float b) noexcept {
   to = unfused(a, b);
 }
-LLMMEM_HD inline void divide(float& to, float a, float b) noexcept {
+LLMMEM_HD inline void set_quotient(float& to, float a, float b) noexcept {
   to = quotient_of(a, b);
 }
-LLMMEM_HD inline void settle(float& x) noexcept {
+LLMMEM_HD inline void set_settled(float& x) noexcept {
   x = settled(x);
 }
 
@@ -129,7 +129,7 @@ concept float_vector = requires(V x) { x[0] = 1.0F; } && (sizeof(V) >= 32);
 // Where a target has fused products, a compiler would fuse a product into a sum, and one that keeps `errno`
 // would call a function for each root.
 template <float_vector V>
-LLMMEM_ALWAYS_INLINE void multiply(V& to, const V& a, const V& b) noexcept {
+LLMMEM_ALWAYS_INLINE void set_product(V& to, const V& a, const V& b) noexcept {
 #if defined(__clang__)
 #pragma clang fp contract(off)
   to = a * b;
@@ -138,16 +138,16 @@ LLMMEM_ALWAYS_INLINE void multiply(V& to, const V& a, const V& b) noexcept {
 #endif
 }
 template <float_vector V>
-LLMMEM_ALWAYS_INLINE void multiply(V& to, const V& a, float b) noexcept {
+LLMMEM_ALWAYS_INLINE void set_product(V& to, const V& a, float b) noexcept {
   const V all = b - V{};  // b in each lane, also a negative zero
-  multiply(to, a, all);
+  set_product(to, a, all);
 }
 template <float_vector V>
-LLMMEM_ALWAYS_INLINE void divide(V& to, const V& a, const V& b) noexcept {
+LLMMEM_ALWAYS_INLINE void set_quotient(V& to, const V& a, const V& b) noexcept {
   to = a / b;
 }
 template <float_vector V>
-LLMMEM_ALWAYS_INLINE void settle(V& x) noexcept {
+LLMMEM_ALWAYS_INLINE void set_settled(V& x) noexcept {
   const V nan = float_of_bits(0x7FC0'0000U) - V{};
   x = x == x ? x : nan;  // NOLINT(misc-redundant-expression)
 }
@@ -169,17 +169,17 @@ LLMMEM_HD LLMMEM_ALWAYS_INLINE void adamw_moments(V& m, V& v, V& under_root, con
   V scaled;
   V kept;
   V added;
-  multiply(scaled, g, by.scale);
-  multiply(kept, m, by.mean_decay);
-  multiply(added, scaled, by.mean_share);
+  set_product(scaled, g, by.scale);
+  set_product(kept, m, by.mean_decay);
+  set_product(added, scaled, by.mean_share);
   m = kept + added;
-  settle(m);
-  multiply(kept, v, by.variance_decay);
-  multiply(added, scaled, by.variance_share);
-  multiply(added, added, scaled);
+  set_settled(m);
+  set_product(kept, v, by.variance_decay);
+  set_product(added, scaled, by.variance_share);
+  set_product(added, added, scaled);
   v = kept + added;
-  settle(v);
-  multiply(under_root, v, by.correction);
+  set_settled(v);
+  set_product(under_root, v, by.correction);
 }
 
 /// The weight of AdamW. @param root  of what `adamw_moments` put under it
@@ -188,11 +188,11 @@ LLMMEM_HD LLMMEM_ALWAYS_INLINE void adamw_weight(V& w, const V& m, const V& root
                                                  const optimizer_constants& by) noexcept {
   V kept;
   V taken;
-  multiply(kept, w, by.keep);
-  multiply(taken, m, by.size);
-  divide(taken, taken, root + by.epsilon);
+  set_product(kept, w, by.keep);
+  set_product(taken, m, by.size);
+  set_quotient(taken, taken, root + by.epsilon);
   w = kept - taken;
-  settle(w);
+  set_settled(w);
 }
 
 /// SGD with momentum.
@@ -200,14 +200,14 @@ template <class V>
 LLMMEM_HD LLMMEM_ALWAYS_INLINE void sgd_rule(V& w, V& m, const V& g, const optimizer_constants& by) noexcept {
   V kept;
   V added;
-  multiply(kept, m, by.mean_decay);
-  multiply(added, g, by.scale);
+  set_product(kept, m, by.mean_decay);
+  set_product(added, g, by.scale);
   m = kept + added;
-  settle(m);
-  multiply(kept, w, by.keep);
-  multiply(added, m, by.size);
+  set_settled(m);
+  set_product(kept, w, by.keep);
+  set_product(added, m, by.size);
   w = kept - added;
-  settle(w);
+  set_settled(w);
 }
 
 /// AdamW on N elements.
@@ -240,7 +240,7 @@ struct split_float {
 };
 /// Splits bits, and joins them. @tparam Word  32 bits, or a vector of them
 template <class Word>
-LLMMEM_HD LLMMEM_ALWAYS_INLINE constexpr void split_bits(Word& high, Word& low, const Word& bits) noexcept {
+LLMMEM_HD LLMMEM_ALWAYS_INLINE constexpr void split_halves(Word& high, Word& low, const Word& bits) noexcept {
   const Word upper = bits >> 16U;
   const Word lower = bits & 0xFFFFU;
   // A NaN is not rounded, because a carry could make it a zero. Its lowest bits do not matter.
@@ -249,19 +249,19 @@ LLMMEM_HD LLMMEM_ALWAYS_INLINE constexpr void split_bits(Word& high, Word& low, 
   low = is_nan ? lower & 0x7FFFU : lower;
 }
 template <class Word>
-LLMMEM_HD LLMMEM_ALWAYS_INLINE constexpr void join_bits(Word& bits, const Word& high,
-                                                        const Word& low) noexcept {
+LLMMEM_HD LLMMEM_ALWAYS_INLINE constexpr void join_halves(Word& bits, const Word& high,
+                                                          const Word& low) noexcept {
   bits = ((high - (low >> 15U)) << 16U) | low;
 }
 [[nodiscard]] LLMMEM_HD constexpr split_float split_of(std::uint32_t bits) noexcept {
   std::uint32_t high = 0;
   std::uint32_t low = 0;
-  split_bits(high, low, bits);
+  split_halves(high, low, bits);
   return {static_cast<std::uint16_t>(high), static_cast<std::uint16_t>(low)};
 }
 [[nodiscard]] LLMMEM_HD constexpr std::uint32_t joined_bits(std::uint16_t high, std::uint16_t low) noexcept {
   std::uint32_t bits = 0;
-  join_bits(bits, std::uint32_t{high}, std::uint32_t{low});
+  join_halves(bits, std::uint32_t{high}, std::uint32_t{low});
   return bits;
 }
 

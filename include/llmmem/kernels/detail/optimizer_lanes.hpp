@@ -52,7 +52,7 @@ LLMMEM_ALWAYS_INLINE void draw_lanes(typename step_lanes<N>::words& drawn, std::
   for (unsigned i = 0; i < N; ++i)
     place[i] = i;
   place += lower;
-  const words carry = reinterpret_cast<words>(place < lower);  // all ones where the lower half overflowed
+  const auto carry = reinterpret_cast<words>(place < lower);  // all ones where the lower half overflowed
   const words upper = static_cast<std::uint32_t>(first >> 32U) - carry;
   drawn = place ^ static_cast<std::uint32_t>(by.key);
   const words second = upper ^ static_cast<std::uint32_t>(by.key >> 32U);
@@ -75,7 +75,7 @@ LLMMEM_ALWAYS_INLINE void load_weight_lanes(typename step_lanes<N>::floats& w, c
     words bits = high << 16U;
     if constexpr (widths_of(Form).low != 0) {
       load_vector(half, piece.low + at * 2);
-      join_bits(bits, high, __builtin_convertvector(half, words));
+      join_halves(bits, high, __builtin_convertvector(half, words));
     }
     std::memcpy(&w, &bits, sizeof(w));
   }
@@ -98,7 +98,7 @@ LLMMEM_ALWAYS_INLINE void store_weight_lanes(const typename step_lanes<N>::float
       round_by_drawn(high, low, drawn);
     } else {
       const words bits = low;
-      split_bits(high, low, bits);
+      split_halves(high, low, bits);
     }
     store_vector(__builtin_convertvector(high, halves), piece.weights + at * 2);
     if constexpr (widths_of(Form).low != 0)

@@ -86,6 +86,7 @@ class fetch_shares {
       each = {};
     for (std::uint32_t i = 0; i < block.count; ++i)
       reach(block.of[i], {.is_reached = true});
+    // NOLINTNEXTLINE(modernize-loop-convert): the list grows while it is read
     for (std::size_t next = 0; next < reached_.size(); ++next) {
       const std::uint32_t from = reached_[next];
       for (std::size_t k = 0; k < kinds_.size(); ++k) {

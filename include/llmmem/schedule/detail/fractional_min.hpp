@@ -33,12 +33,13 @@ class gap_sizes {
  public:
   explicit gap_sizes(std::span<const std::uint64_t> chunks) : sizes_(chunks.begin(), chunks.end()) {
     const auto is_larger = [](std::uint64_t a, std::uint64_t b) { return a > b; };
-    std::sort(sizes_.begin(), sizes_.end(), is_larger);
-    sizes_.erase(std::unique(sizes_.begin(), sizes_.end()), sizes_.end());
+    std::ranges::sort(sizes_, is_larger);
+    const auto again = std::ranges::unique(sizes_);
+    sizes_.erase(again.begin(), again.end());
     ranks_.reserve(chunks.size());
     for (const std::uint64_t size : chunks)
-      ranks_.push_back(static_cast<std::size_t>(
-          std::lower_bound(sizes_.begin(), sizes_.end(), size, is_larger) - sizes_.begin()));
+      ranks_.push_back(
+          static_cast<std::size_t>(std::ranges::lower_bound(sizes_, size, is_larger) - sizes_.begin()));
     clear();
   }
 
