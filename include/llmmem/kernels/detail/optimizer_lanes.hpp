@@ -6,6 +6,7 @@
 #if defined(__x86_64__) && !defined(__CUDACC__)
 
 #include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/lane_types.hpp>
 #include <llmmem/kernels/detail/optimizer_arithmetic.hpp>
 #include <llmmem/kernels/optimizer_types.hpp>
 #include <llmmem/kernels/vector_path.hpp>
@@ -20,18 +21,6 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-// NOLINTBEGIN(modernize-use-using): `using` would lose the vectors' size.
-
-/// The types of a step: N elements as floats, as their bits, and as halves of bits.
-template <unsigned N>
-struct step_lanes {
-  typedef float floats __attribute__((vector_size(N * 4)));
-  typedef std::uint32_t words __attribute__((vector_size(N * 4)));
-  typedef std::uint16_t halves __attribute__((vector_size(N * 2)));
-};
-
-// NOLINTEND(modernize-use-using)
-
 /// N elements of an array, and back.
 template <class V>
 LLMMEM_ALWAYS_INLINE void load_vector(V& to, const std::byte* from) noexcept {
@@ -44,9 +33,9 @@ LLMMEM_ALWAYS_INLINE void store_vector(const V& from, std::byte* to) noexcept {
 
 /// The random bits of N elements in order. @param first  the first one's index in the tensor
 template <unsigned N>
-LLMMEM_ALWAYS_INLINE void draw_lanes(typename step_lanes<N>::words& drawn, std::uint64_t first,
+LLMMEM_ALWAYS_INLINE void draw_lanes(typename lanes_of<N>::words& drawn, std::uint64_t first,
                                      const optimizer_constants& by) noexcept {
-  using words = typename step_lanes<N>::words;
+  using words = typename lanes_of<N>::words;
   const auto lower = static_cast<std::uint32_t>(first);
   words place;
   for (unsigned i = 0; i < N; ++i)
@@ -62,14 +51,14 @@ LLMMEM_ALWAYS_INLINE void draw_lanes(typename step_lanes<N>::words& drawn, std::
 
 /// Weights of a form as floats, and back. @param at  the first element's index in the piece
 template <optimizer_form Form, unsigned N>
-LLMMEM_ALWAYS_INLINE void load_weight_lanes(typename step_lanes<N>::floats& w, const optimizer_piece& piece,
+LLMMEM_ALWAYS_INLINE void load_weight_lanes(typename lanes_of<N>::floats& w, const optimizer_piece& piece,
                                             std::uint64_t at) noexcept {
-  using words = typename step_lanes<N>::words;
-  using halves = typename step_lanes<N>::halves;
+  using words = typename lanes_of<N>::words;
+  using half_words = typename lanes_of<N>::half_words;
   if constexpr (widths_of(Form).weights == 4) {
     load_vector(w, piece.weights + at * 4);
   } else {
-    halves half;
+    half_words half;
     load_vector(half, piece.weights + at * 2);
     const words high = __builtin_convertvector(half, words);
     words bits = high << 16U;
@@ -81,11 +70,11 @@ LLMMEM_ALWAYS_INLINE void load_weight_lanes(typename step_lanes<N>::floats& w, c
   }
 }
 template <optimizer_form Form, unsigned N>
-LLMMEM_ALWAYS_INLINE void store_weight_lanes(const typename step_lanes<N>::floats& w,
+LLMMEM_ALWAYS_INLINE void store_weight_lanes(const typename lanes_of<N>::floats& w,
                                              const optimizer_piece& piece, std::uint64_t at,
                                              const optimizer_constants& by) noexcept {
-  using words = typename step_lanes<N>::words;
-  using halves = typename step_lanes<N>::halves;
+  using words = typename lanes_of<N>::words;
+  using half_words = typename lanes_of<N>::half_words;
   if constexpr (widths_of(Form).weights == 4) {
     store_vector(w, piece.weights + at * 4);
   } else {
@@ -100,9 +89,9 @@ LLMMEM_ALWAYS_INLINE void store_weight_lanes(const typename step_lanes<N>::float
       const words bits = low;
       split_halves(high, low, bits);
     }
-    store_vector(__builtin_convertvector(high, halves), piece.weights + at * 2);
+    store_vector(__builtin_convertvector(high, half_words), piece.weights + at * 2);
     if constexpr (widths_of(Form).low != 0)
-      store_vector(__builtin_convertvector(low, halves), piece.low + at * 2);
+      store_vector(__builtin_convertvector(low, half_words), piece.low + at * 2);
   }
 }
 
@@ -114,8 +103,8 @@ LLMMEM_ALWAYS_INLINE std::uint64_t step_by_lanes(const optimizer_piece& of, cons
   // Copies, which no store to the arrays can change.
   const optimizer_piece piece = of;
   const optimizer_constants by = constants;
-  using floats = typename step_lanes<N>::floats;
-  using words = typename step_lanes<N>::words;
+  using floats = typename lanes_of<N>::floats;
+  using words = typename lanes_of<N>::words;
   const std::uint64_t whole = piece.count - piece.count % N;
   for (std::uint64_t at = 0; at < whole; at += N) {
     floats w;
@@ -124,7 +113,7 @@ LLMMEM_ALWAYS_INLINE std::uint64_t step_by_lanes(const optimizer_piece& of, cons
     if constexpr (Gradient == dtype::f32) {
       load_vector(g, gradients + at * 4);
     } else {
-      typename step_lanes<N>::halves half;
+      typename lanes_of<N>::half_words half;
       load_vector(half, gradients + at * 2);
       const words bits = __builtin_convertvector(half, words) << 16U;
       std::memcpy(&g, &bits, sizeof(g));

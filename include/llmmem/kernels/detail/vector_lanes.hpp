@@ -8,6 +8,7 @@
 #endif
 
 #include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/lane_types.hpp>
 #include <llmmem/kernels/elements.hpp>
 #include <llmmem/model/dtype.hpp>
 
@@ -25,14 +26,6 @@ namespace detail {
 
 // NOLINTBEGIN(modernize-use-using, modernize-use-auto): `using` and `auto` would lose the vectors' size.
 
-/// The types of `N` lanes. Functions on them have no `target` of their own: they are inlined into one that
-/// has, and take vectors by reference, because the compilers pass wide ones differently for each target.
-template <unsigned N>
-struct lanes_of {
-  typedef float floats __attribute__((vector_size(N * 4)));
-  typedef std::uint32_t words __attribute__((vector_size(N * 4)));
-  typedef std::int32_t integers __attribute__((vector_size(N * 4)));
-};
 template <unsigned N>
 using float_lanes = typename lanes_of<N>::floats;
 
