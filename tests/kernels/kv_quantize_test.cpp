@@ -567,7 +567,7 @@ TEST_CASE("forms that blocks cannot quantise are refused with a valid alternativ
   refused(other, values, "granularity");
   other = codes;
   other.key_scales.numbers = 2;
-  refused(other, values, "or a zero point");
+  refused(other, values, "for int8 and int4 by vector or run a zero point (numbers = 2)");
   other = codes;
   other.element = dtype::fp8_e4m3;
   refused(other, values, "writes scales by channel (scale_group 3) for int8 and int4 alone");

@@ -463,9 +463,8 @@ TEST_SUITE("paged_attention") {
         }).message() ==
         "paged_attention: cache.layout: the kernel takes keys and values both in codes (int8, int4, fp8_e4m3 "
         "or fp4_e2m1), each with one scale of f32 or bf16, or of fp8_e4m3 for fp4_e2m1, for a vector, run or "
-        "channel (scale_group 1 to 3); plane 0 of the layout has other elements or scales (scale_group 0), "
-        "or "
-        "a zero point");
+        "channel (scale_group 1 to 3), and for int8 and int4 by vector or run a zero point (numbers = 2); "
+        "plane 0 of the layout has other elements or scales (scale_group 0)");
     CHECK(
         told([](call& of) { of.options.query_heads = 3; }).message() ==
         "paged_attention: query_heads is not a multiple of the cache's heads: two lengths must be equal, but "
