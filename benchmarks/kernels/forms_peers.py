@@ -66,14 +66,18 @@ class Model:
     def norm(self, x, name):
         return torch.nn.functional.layer_norm(x, (self.width,), self.at[f"{name}.weight"], self.at[f"{name}.bias"], 1e-5)
 
+    def attended(self, hidden, name, heads):
+        """Queries, keys and values of a block, each [1, heads, tokens, head_dim]."""
+        all_three = self.affine(hidden, name + "attn.c_attn").split(self.width, -1)
+        return [each.reshape(1, len(hidden), heads, -1).transpose(1, 2) for each in all_three]
+
     def log_probabilities(self, tokens, heads, through):
         """`through(block, keys, values)`, both [1, heads, tokens, head_dim], returns what the cache gives back."""
         count = len(tokens)
-        split = lambda x: x.reshape(1, count, heads, -1).transpose(1, 2)  # noqa: E731
         x = self.at["wte.weight"][tokens] + self.at["wpe.weight"][:count]
         for block in range(self.blocks):
             name = f"h.{block}."
-            q, k, v = map(split, self.affine(self.norm(x, name + "ln_1"), name + "attn.c_attn").split(self.width, -1))
+            q, k, v = self.attended(self.norm(x, name + "ln_1"), name, heads)
             k, v = through(block, k.contiguous(), v.contiguous())
             seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + self.affine(seen.transpose(1, 2).reshape(count, self.width), name + "attn.c_proj")
@@ -81,15 +85,13 @@ class Model:
             x = x + self.affine(inner, name + "mlp.c_proj")
         return torch.log_softmax((self.norm(x, "ln_f") @ self.at["lm_head.weight"]).double(), -1)
 
-
     def through_rows(self, tokens, heads, seen_by):
         """As `log_probabilities`; each token sees the rows of `seen_by(block, queries, keys, scores)`."""
         count = len(tokens)
-        split = lambda x: x.reshape(1, count, heads, -1).transpose(1, 2)  # noqa: E731
         x = self.at["wte.weight"][tokens] + self.at["wpe.weight"][:count]
         for block in range(self.blocks):
             name = f"h.{block}."
-            q, k, v = map(split, self.affine(self.norm(x, name + "ln_1"), name + "attn.c_attn").split(self.width, -1))
+            q, k, v = self.attended(self.norm(x, name + "ln_1"), name, heads)
             scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
             out = scores.masked_fill(~seen_by(block, q, k, scores), -math.inf).softmax(-1) @ v
             x = x + self.affine(out.transpose(1, 2).reshape(count, self.width), name + "attn.c_proj")
@@ -101,13 +103,12 @@ class Model:
         """As `log_probabilities`; tokens from `prompt` on see of the prompt only what `kept(hidden, keys, values, weights)`
         names for each head: [heads, budget]."""
         count = len(tokens)
-        split = lambda x: x.reshape(1, count, heads, -1).transpose(1, 2)  # noqa: E731
         x = self.at["wte.weight"][tokens] + self.at["wpe.weight"][:count]
         causal = torch.ones(count, count, dtype=torch.bool).tril()
         for block in range(self.blocks):
             name = f"h.{block}."
             hidden = self.norm(x, name + "ln_1")
-            q, k, v = map(split, self.affine(hidden, name + "attn.c_attn").split(self.width, -1))
+            q, k, v = self.attended(hidden, name, heads)
             scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
             weights = scores[..., :prompt, :prompt].masked_fill(~causal[:prompt, :prompt], -math.inf).softmax(-1)
             seen = causal.repeat(heads, 1, 1)
