@@ -201,11 +201,8 @@ TEST_CASE("for programs that write, no bound exceeds the best of all plans, nor 
                                              .most_units = 1 + random.below(std::uint64_t{2}),
                                              .writes = true,
                                              .discards = random.once_in(2)});
-    std::uint64_t largest = 0;
-    for (const std::uint64_t size : trace.sizes())
-      largest = std::max(largest, size);
     const schedule_machine machine{
-        .budgets = {largest + 1'000 * random.below(std::uint64_t{3})},
+        .budgets = {std::ranges::max(trace.sizes()) + 1'000 * random.below(std::uint64_t{3})},
         .links = {{.bytes_per_second = 1'000'000'000,
                    .latency_ns = random.once_in(2) ? 0 : 100U,
                    .offload_bytes_per_second = random.once_in(2) ? 0 : 700'000'000U,
@@ -257,11 +254,8 @@ TEST_CASE("no bound on transfers of different sizes exceeds those of a planned i
                                              .most_units = 1 + random.below(std::uint64_t{9}),
                                              .writes = true,
                                              .discards = random.once_in(2)});
-    std::uint64_t largest = 0;
-    for (const std::uint64_t size : trace.sizes())
-      largest = std::max(largest, size);
     const schedule_machine machine{
-        .budgets = {largest + 1'000 * random.below(std::uint64_t{9})},
+        .budgets = {std::ranges::max(trace.sizes()) + 1'000 * random.below(std::uint64_t{9})},
         .links = {{.bytes_per_second = 1'000'000'000, .latency_ns = random.once_in(2) ? 100'000 : 1'000U}}};
     const schedule_plan plan = schedule::next_use{}(trace, machine);
     for (const auto* each : {&plan.first, &plan.steady}) {
