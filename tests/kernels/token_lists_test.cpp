@@ -222,7 +222,7 @@ TEST_SUITE("hot_rows") {
           each = static_cast<std::int32_t>(random() % (shape.positions + 2)) - 1;
         for (auto& each : newest)
           each = static_cast<std::int32_t>(random() % (shape.positions + 1)) - 1;
-        if (turn == 12) {  // one of them begins anew
+        if (turn == 12) {  // a new sequence takes the place of one of them
           const auto which = static_cast<std::uint32_t>(random() % shape.sequences);
           reset_hot_rows(host_executor{}, shape, state[0], which, 1).value();
           reset_hot_rows(grid_executor(), shape, state[1], which, 1).value();
