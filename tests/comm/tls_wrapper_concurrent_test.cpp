@@ -412,10 +412,13 @@ TEST_SUITE("connections over TLS") {
     CHECK(sums[2] == sums[0]);
   }
 
-  TEST_CASE("a wrapper without a secret, and one for Unix sockets, are refused") {
+  TEST_CASE("a wrapper without a secret or patience, and one for Unix sockets, are refused") {
     CHECK(text_of([] { const tls_wrapper none(""); }) ==
           "tls_wrapper: the secret is empty, so anyone has it; give all processes the same secret, 16 random "
           "bytes or more");
+    CHECK(text_of([] { const tls_wrapper hasty(secret, std::chrono::milliseconds(0)); }) ==
+          "tls_wrapper: a patience of 0 ms; give the other end 1 ms to 24 hours to take what an endpoint "
+          "wrote last");
     tls_wrapper tls(secret);
     CHECK(text_of([&] {
             const socket_endpoint end({.seats = 2, .folder = "/tmp", .secret = secret, .wrapper = &tls});
@@ -453,7 +456,7 @@ TEST_SUITE("connections over TLS") {
     CHECK(peer.update_keys(1) == 1);
     std::vector<std::byte> into(65536);
     std::uint64_t seen = 0;
-    for (int i = 0; i < 4000 && seen < 1 << 20; ++i) {
+    for (int i = 0; i < 100'000 && seen < 1 << 20; ++i) {
       const ssize_t got = ::recv(victim.get(), into.data(), into.size(), MSG_DONTWAIT);
       if (got > 0) {
         seen += static_cast<std::uint64_t>(got);
@@ -465,20 +468,21 @@ TEST_SUITE("connections over TLS") {
     CHECK(tls.stats().tampered == 0);
     CHECK(peer.update_keys(100'000) < 100'000);
     ssize_t end = -1;
-    for (int i = 0; i < 4000 && (end = ::recv(victim.get(), into.data(), 1, MSG_DONTWAIT)) != 0; ++i)
+    for (int i = 0; i < 100'000 && (end = ::recv(victim.get(), into.data(), 1, MSG_DONTWAIT)) != 0; ++i)
       ::usleep(500);
     CHECK(end == 0);
     CHECK(tls.stats().tampered == 1);
     CHECK(::send(writer.get(), into.data(), 5, MSG_NOSIGNAL) == 5);
     ssize_t got = -1;
-    for (int i = 0; i < 4000 && (got = ::recv(reader.get(), into.data(), 5, MSG_DONTWAIT)) < 0; ++i)
+    for (int i = 0; i < 100'000 && (got = ::recv(reader.get(), into.data(), 5, MSG_DONTWAIT)) < 0; ++i)
       ::usleep(500);
     CHECK(got == 5);
   }
 
   TEST_CASE("the last bytes of an endpoint arrive, even if the other end sends meanwhile") {
-    tls_wrapper one(secret);
-    tls_wrapper other(secret);
+    // However slow this machine is.
+    tls_wrapper one(secret, std::chrono::minutes(5));
+    tls_wrapper other(secret, std::chrono::minutes(5));
     detail::descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in where = listen_on_loopback(listener);
     detail::descriptor caller(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -491,7 +495,7 @@ TEST_SUITE("connections over TLS") {
     caller.close();
     called.close();
     const auto until = [](auto is) {
-      for (int i = 0; i < 2000 && !is(); ++i)
+      for (int i = 0; i < 100'000 && !is(); ++i)
         ::usleep(500);
     };
     until([&] { return one.stats().shaken == 1 && other.stats().shaken == 1; });
@@ -525,8 +529,9 @@ TEST_SUITE("connections over TLS") {
 
   TEST_CASE(
       "what an endpoint wrote last arrives, also if the other one sends much after that and reads late") {
-    tls_wrapper one(secret);
-    tls_wrapper other(secret);
+    // However slow this machine is.
+    tls_wrapper one(secret, std::chrono::minutes(5));
+    tls_wrapper other(secret, std::chrono::minutes(5));
     detail::descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in where = listen_on_loopback(listener);
     detail::descriptor caller(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -539,7 +544,7 @@ TEST_SUITE("connections over TLS") {
     caller.close();
     called.close();
     const auto until = [](auto is) {
-      for (int i = 0; i < 2000 && !is(); ++i)
+      for (int i = 0; i < 100'000 && !is(); ++i)
         ::usleep(500);
     };
     until([&] { return one.stats().shaken == 1 && other.stats().shaken == 1; });
