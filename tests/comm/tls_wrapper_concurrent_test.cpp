@@ -412,12 +412,12 @@ TEST_SUITE("connections over TLS") {
     CHECK(sums[2] == sums[0]);
   }
 
-  TEST_CASE("a wrapper without a secret or patience, and one for Unix sockets, are refused") {
+  TEST_CASE("a wrapper without a secret or a linger time, and one for Unix sockets, are refused") {
     CHECK(text_of([] { const tls_wrapper none(""); }) ==
           "tls_wrapper: the secret is empty, so anyone has it; give all processes the same secret, 16 random "
           "bytes or more");
     CHECK(text_of([] { const tls_wrapper hasty(secret, std::chrono::milliseconds(0)); }) ==
-          "tls_wrapper: a patience of 0 ms; give the other end 1 ms to 24 hours to take what an endpoint "
+          "tls_wrapper: a linger time of 0 ms; give the other end 1 ms to 24 hours to take what an endpoint "
           "wrote last");
     tls_wrapper tls(secret);
     CHECK(text_of([&] {

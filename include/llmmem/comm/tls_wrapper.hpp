@@ -83,18 +83,18 @@ struct tls_stats {
 /// connection: the thread takes one record at a time of each. More than 64 of them, and one for each MiB of
 /// data, end the connection as `tampered`: endpoints send none.
 ///
-/// What an endpoint wrote last is lost if the other endpoint takes none of it for `patience`, 2 s unless
-/// given: for so long the wrapper keeps a connection that its own endpoint has closed.
+/// What an endpoint wrote last is lost if the other endpoint does not read it within `linger_time`: for so
+/// long the wrapper keeps a connection that its own endpoint has closed.
 ///
 /// @par Complexity      32 KiB of buffers and OpenSSL's own memory (some 40 KiB) for each connection.
 /// @par Thread safety   any thread calls it; it outlives its endpoints. Not for use in a forked child.
-/// @par Errors          the constructor: `argument_error` for an empty secret and for a patience below 1 ms
-/// or above
-///                      a day, `system_error`.
+/// @par Errors          the constructor: `argument_error` for an empty secret and for a linger time below
+///                      1 ms or above a day; `system_error`.
 /// @par Source          RFC 8446, sections 2.2 and 4.2.11.
 class tls_wrapper final : public socket_wrapper {
  public:
-  explicit tls_wrapper(std::string_view secret, std::chrono::milliseconds patience = std::chrono::seconds(2));
+  explicit tls_wrapper(std::string_view secret,
+                       std::chrono::milliseconds linger_time = std::chrono::seconds(2));
   /// Sends what endpoints have written, and waits until the others have read it, for one second at most; ends
   /// all connections.
   ~tls_wrapper();
@@ -187,7 +187,7 @@ class tls_wrapper final : public socket_wrapper {
 
   std::unique_ptr<SSL_CTX, context_deleter> context_;
   std::array<unsigned char, 32> key_{};
-  std::chrono::milliseconds patience_;
+  std::chrono::milliseconds linger_time_;
   detail::descriptor wake_;
   mutable std::mutex mutex_;  // protects the members up to `is_ending_`
   std::list<std::unique_ptr<connection>> fresh_;
@@ -199,15 +199,15 @@ class tls_wrapper final : public socket_wrapper {
   std::thread thread_;
 };
 
-inline tls_wrapper::tls_wrapper(std::string_view secret, std::chrono::milliseconds patience)
-    : patience_(patience) {
+inline tls_wrapper::tls_wrapper(std::string_view secret, std::chrono::milliseconds linger_time)
+    : linger_time_(linger_time) {
   if (secret.empty()) {
     throw argument_error(
         "tls_wrapper: the secret is empty, so anyone has it; give all processes the same secret, 16 random "
         "bytes or more");
   }
-  if (patience < std::chrono::milliseconds(1) || patience > std::chrono::hours(24)) {
-    throw argument_error("tls_wrapper: a patience of " + std::to_string(patience.count()) +
+  if (linger_time < std::chrono::milliseconds(1) || linger_time > std::chrono::hours(24)) {
+    throw argument_error("tls_wrapper: a linger time of " + std::to_string(linger_time.count()) +
                          " ms; give the other end 1 ms to 24 hours to take what an endpoint wrote last");
   }
   const detail::hmac_sha256 made(std::as_bytes(std::span(secret.data(), secret.size())));
@@ -371,7 +371,7 @@ inline void tls_wrapper::run() noexcept {
     for (const auto& each : connections_) {
       if (!is_whole) break;
       if ((polled[at].revents & POLLHUP) != 0 && !std::exchange(each->is_left, true)) {
-        const auto most_ms = static_cast<unsigned int>(patience_.count());
+        const auto most_ms = static_cast<unsigned int>(linger_time_.count());
         ::setsockopt(each->network.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &most_ms, sizeof(most_ms));
       }
       at += 2;
@@ -481,7 +481,7 @@ inline bool tls_wrapper::send_out(connection& c) noexcept {
     if (done < 0 && waits(c, done)) return has_moved;
     ::shutdown(c.network.get(), SHUT_WR);
     c.is_lingering = true;
-    c.lingers_until = std::chrono::steady_clock::now() + patience_;
+    c.lingers_until = std::chrono::steady_clock::now() + linger_time_;
     linger(c);
   }
   return has_moved;
