@@ -46,7 +46,7 @@ endfunction()
 # llmmem_use_instances(<target> <primitive>...): the target's sources declare what the default form of each primitive
 # instantiates, and link what is compiled once for all such targets: see docs/your_engine.md.
 find_package(Threads REQUIRED)
-foreach(primitive IN ITEMS checkpoint paging)
+foreach(primitive IN ITEMS checkpoint paging schedule)
   string(TOUPPER ${primitive} name)
   add_library(llmmem_${primitive}_instances STATIC EXCLUDE_FROM_ALL "${CMAKE_CURRENT_LIST_DIR}/${primitive}_instances.cpp")
   target_link_libraries(llmmem_${primitive}_instances PRIVATE llmmem::llmmem llmmem_warnings Threads::Threads)

@@ -1,9 +1,11 @@
+#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/schedule/plan_text.hpp>
 #include <llmmem/schedule/planners.hpp>
 
 #include <doctest/doctest.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "support/random.hpp"
@@ -28,7 +30,7 @@ schedule_plan some_plan(std::uint64_t seed) {
 /// With the checksum that belongs to it.
 std::string sealed(std::string text) {
   text.resize(text.rfind("crc32c"));
-  const std::uint32_t crc = detail::text_crc(text);
+  const std::uint32_t crc = crc32c(0, std::as_bytes(std::span(text)));
   text += "crc32c ";
   for (int i = 8; i-- > 0;)
     text += "0123456789abcdef"[crc >> (4 * i) & 15U];

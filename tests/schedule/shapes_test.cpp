@@ -1,6 +1,7 @@
 #include <llmmem/eviction/lru.hpp>
 #include <llmmem/eviction/min.hpp>
 #include <llmmem/model/presets.hpp>
+#include <llmmem/schedule/bounds.hpp>
 #include <llmmem/schedule/online.hpp>
 #include <llmmem/schedule/planners.hpp>
 #include <llmmem/schedule/shapes.hpp>

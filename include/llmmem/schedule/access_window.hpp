@@ -6,6 +6,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/detail/fixed_array.hpp>
 #include <llmmem/metadata.hpp>
+#include <llmmem/schedule/detail/bodies.hpp>
 #include <llmmem/tiering/access.hpp>
 
 #include <cstddef>
@@ -118,4 +119,6 @@ static_assert(access_observer<access_window>);
 }  // namespace v0
 }  // namespace llmmem
 
+#if LLMMEM_SCHEDULE_BODIES
 #include <llmmem/schedule/detail/access_window_body.hpp>
+#endif

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/schedule/detail/bodies.hpp>
 #include <llmmem/schedule/trace.hpp>
 #include <llmmem/tiering/machine.hpp>
 #include <llmmem/tiering/plan.hpp>
@@ -66,4 +67,6 @@ enum class bounded_iteration : std::uint8_t {
 }  // namespace v0
 }  // namespace llmmem
 
+#if LLMMEM_SCHEDULE_BODIES
 #include <llmmem/schedule/detail/bounds_body.hpp>
+#endif

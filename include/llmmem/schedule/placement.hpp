@@ -5,6 +5,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/schedule/detail/bodies.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -142,7 +143,7 @@ struct chunked_placement {
 /// @par Complexity   constant; some microseconds.
 /// @throws length_error    when all tiers together are too small, or bytes or times pass 2^63 - 1.
 /// @throws argument_error  for a bandwidth of 0 or above 2^53.
-[[nodiscard]] inline schedule::placement solve_placement(const placement_facts& facts);
+[[nodiscard]] schedule::placement solve_placement(const placement_facts& facts);
 
 /// Returns whole chunks near the fractions of `solve_placement`, or near any others, strictly within
 /// `device_bytes`, `host_bytes` and `nvme_bytes`. A chunk counts as its kind's bytes over the number of
@@ -158,11 +159,13 @@ struct chunked_placement {
 /// @throws argument_error  for 0 chunks or more than `max_chunks`, or fractions that are negative, not a
 ///                         number, or do not add up to 1 within a millionth; as `solve_placement`.
 /// @throws length_error    when none of the tried ways meets the budgets; as `solve_placement`.
-[[nodiscard]] inline chunked_placement round_placement(const placement_facts& facts,
-                                                       const schedule::placement& fractional,
-                                                       const schedule::chunk_counts& chunks);
+[[nodiscard]] chunked_placement round_placement(const placement_facts& facts,
+                                                const schedule::placement& fractional,
+                                                const schedule::chunk_counts& chunks);
 
 }  // namespace v0
 }  // namespace llmmem
 
+#if LLMMEM_SCHEDULE_BODIES
 #include <llmmem/schedule/detail/placement_body.hpp>
+#endif

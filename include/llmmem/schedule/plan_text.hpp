@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/schedule/detail/bodies.hpp>
 #include <llmmem/tiering/plan.hpp>
 
 #include <cstdint>
@@ -48,4 +49,6 @@ inline constexpr std::uint32_t plan_text_version = 1;
 }  // namespace v0
 }  // namespace llmmem
 
+#if LLMMEM_SCHEDULE_BODIES
 #include <llmmem/schedule/detail/plan_text_body.hpp>
+#endif

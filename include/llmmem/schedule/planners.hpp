@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/schedule/detail/bodies.hpp>
 #include <llmmem/schedule/trace.hpp>
 #include <llmmem/tiering/machine.hpp>
 #include <llmmem/tiering/plan.hpp>
@@ -79,4 +80,6 @@ static_assert(schedule_planner<schedule::on_demand> && schedule_planner<schedule
 }  // namespace v0
 }  // namespace llmmem
 
+#if LLMMEM_SCHEDULE_BODIES
 #include <llmmem/schedule/detail/planners_body.hpp>
+#endif

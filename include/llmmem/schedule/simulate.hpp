@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/schedule/detail/bodies.hpp>
 #include <llmmem/schedule/timeline_span.hpp>
 #include <llmmem/schedule/trace.hpp>
 #include <llmmem/tiering/machine.hpp>
@@ -43,4 +44,6 @@ using simulation [[deprecated("its name is schedule::simulation")]] = schedule::
 }  // namespace v0
 }  // namespace llmmem
 
+#if LLMMEM_SCHEDULE_BODIES
 #include <llmmem/schedule/detail/simulate_body.hpp>
+#endif

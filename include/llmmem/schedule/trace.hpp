@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/schedule/detail/bodies.hpp>
 #include <llmmem/tiering/access.hpp>
 
 #include <algorithm>
@@ -143,4 +144,6 @@ class trace_recorder {
 }  // namespace v0
 }  // namespace llmmem
 
+#if LLMMEM_SCHEDULE_BODIES
 #include <llmmem/schedule/detail/trace_body.hpp>
+#endif

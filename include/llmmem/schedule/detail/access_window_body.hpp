@@ -5,6 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/schedule/access_window.hpp>
+#include <llmmem/schedule/detail/bodies.hpp>
 #include <llmmem/schedule/detail/fractional_min.hpp>
 #include <llmmem/schedule/trace.hpp>
 
@@ -17,12 +18,12 @@
 namespace llmmem {
 inline namespace v0 {
 
-inline access_window::access_window(std::uint32_t events, const metadata_source& metadata)
+LLMMEM_SCHEDULE_BODY access_window::access_window(std::uint32_t events, const metadata_source& metadata)
     : events_(events, metadata, "access_window: events") {
   if (events == 0) throw argument_error("access_window: 0 events; it must keep at least 1");
 }
 
-inline access_regret access_window::regret(std::uint64_t budget) const {
+LLMMEM_SCHEDULE_BODY access_regret access_window::regret(std::uint64_t budget) const {
   access_regret found;
   // Each chunk's number in the trace. With another size it counts as another chunk.
   using name = std::pair<chunk_id, std::uint64_t>;

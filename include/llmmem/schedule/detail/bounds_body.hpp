@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/schedule/bounds.hpp>
+#include <llmmem/schedule/detail/bodies.hpp>
 #include <llmmem/schedule/detail/fractional_min.hpp>
 
 #include <algorithm>
@@ -140,8 +141,8 @@ struct least_waiting {
 
 }  // namespace detail
 
-inline plan_bound lower_bound(const schedule_trace& trace, const schedule_machine& machine,
-                              bounded_iteration of) {
+LLMMEM_SCHEDULE_BODY plan_bound lower_bound(const schedule_trace& trace, const schedule_machine& machine,
+                                            bounded_iteration of) {
   machine.check();
   plan_bound bound;
   bound.edges.resize(machine.budgets.size());

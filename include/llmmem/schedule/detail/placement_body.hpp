@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/schedule/detail/bodies.hpp>
 #include <llmmem/schedule/detail/dense_simplex.hpp>
 #include <llmmem/schedule/detail/nanoseconds.hpp>
 #include <llmmem/schedule/placement.hpp>
@@ -367,7 +368,7 @@ class chunk_search {
 namespace llmmem {
 inline namespace v0 {
 
-[[nodiscard]] inline schedule::placement solve_placement(const placement_facts& facts) {
+LLMMEM_SCHEDULE_BODY schedule::placement solve_placement(const placement_facts& facts) {
   const auto costs = detail::priced(facts, "solve_placement");
   const std::uint64_t needed =
       facts.weight_bytes + facts.kv_bytes + facts.activation_bytes;  // checked by `priced`
@@ -389,7 +390,7 @@ inline namespace v0 {
   return found;
 }
 
-[[nodiscard]] inline chunked_placement round_placement(const placement_facts& facts,
+LLMMEM_SCHEDULE_BODY chunked_placement round_placement(const placement_facts& facts,
                                                        const schedule::placement& fractional,
                                                        const schedule::chunk_counts& chunks) {
   return detail::chunk_search(facts, fractional, chunks).run();

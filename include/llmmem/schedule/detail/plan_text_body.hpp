@@ -5,6 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/hash/crc32c.hpp>
+#include <llmmem/schedule/detail/bodies.hpp>
 #include <llmmem/schedule/plan_text.hpp>
 
 #include <array>
@@ -231,7 +232,7 @@ inline void read_iteration(plan_reader& read, plan_iteration& into, const schedu
 
 }  // namespace detail
 
-inline std::string write_plan(const schedule_plan& plan) {
+LLMMEM_SCHEDULE_BODY std::string write_plan(const schedule_plan& plan) {
   detail::plan_writer write;
   write.word("llmmem-schedule").number(plan_text_version).end();
   write.word("planner").word(plan.planner.empty() ? "unnamed" : plan.planner).end();
@@ -256,7 +257,7 @@ inline std::string write_plan(const schedule_plan& plan) {
   return write.finish();
 }
 
-inline schedule_plan read_plan(std::string_view text) {
+LLMMEM_SCHEDULE_BODY schedule_plan read_plan(std::string_view text) {
   using detail::plan_reader;
   plan_reader read(text);
   schedule_plan plan;

@@ -5,6 +5,7 @@
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
 #include <llmmem/schedule/bounds.hpp>
+#include <llmmem/schedule/detail/bodies.hpp>
 #include <llmmem/schedule/detail/planner_engine.hpp>
 #include <llmmem/schedule/planners.hpp>
 #include <llmmem/schedule/simulate.hpp>
@@ -152,8 +153,8 @@ inline void check_planned(const schedule_trace& trace, const schedule_machine& m
 
 }  // namespace detail
 
-inline schedule_plan schedule::on_demand::operator()(const schedule_trace& trace,
-                                                     const schedule_machine& machine) const {
+LLMMEM_SCHEDULE_BODY schedule_plan schedule::on_demand::operator()(const schedule_trace& trace,
+                                                                   const schedule_machine& machine) const {
   detail::check_planned(trace, machine);
   const detail::engine_options options{.evict = detail::engine_options::order::least_recent,
                                        .ahead = detail::engine_options::prefetch::none,
@@ -162,8 +163,8 @@ inline schedule_plan schedule::on_demand::operator()(const schedule_trace& trace
   return detail::bounded(detail::make_plan(trace, machine, uses, options, "on_demand", 0), trace, span);
 }
 
-inline schedule_plan schedule::lookahead::operator()(const schedule_trace& trace,
-                                                     const schedule_machine& machine) const {
+LLMMEM_SCHEDULE_BODY schedule_plan schedule::lookahead::operator()(const schedule_trace& trace,
+                                                                   const schedule_machine& machine) const {
   detail::check_planned(trace, machine);
   const detail::engine_options options{.evict = detail::engine_options::order::least_recent,
                                        .ahead = detail::engine_options::prefetch::by_count,
@@ -173,8 +174,8 @@ inline schedule_plan schedule::lookahead::operator()(const schedule_trace& trace
   return detail::bounded(detail::make_plan(trace, machine, uses, options, "lookahead", 0), trace, span);
 }
 
-inline schedule_plan schedule::next_use::operator()(const schedule_trace& trace,
-                                                    const schedule_machine& machine) const {
+LLMMEM_SCHEDULE_BODY schedule_plan schedule::next_use::operator()(const schedule_trace& trace,
+                                                                  const schedule_machine& machine) const {
   detail::check_planned(trace, machine);
   const detail::use_table uses(trace);
   const bool cyclic = span == plan_span::cyclic;

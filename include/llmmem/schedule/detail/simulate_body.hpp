@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/schedule/detail/bodies.hpp>
 #include <llmmem/schedule/detail/executor.hpp>
 #include <llmmem/schedule/simulate.hpp>
 
@@ -126,8 +127,8 @@ class plan_follower {
 
 }  // namespace detail
 
-inline schedule::simulation simulate(const schedule_trace& trace, const schedule_plan& plan,
-                                     std::size_t iterations, timeline_detail detail) {
+LLMMEM_SCHEDULE_BODY schedule::simulation simulate(const schedule_trace& trace, const schedule_plan& plan,
+                                                   std::size_t iterations, timeline_detail detail) {
   plan.machine.check();
   detail::plan_follower follower(trace, plan, detail);
   schedule::simulation all;

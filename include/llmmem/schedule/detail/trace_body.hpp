@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/schedule/detail/bodies.hpp>
 #include <llmmem/schedule/trace.hpp>
 
 #include <algorithm>
@@ -94,7 +95,7 @@ inline std::uint64_t check_events(const std::vector<std::uint64_t>& sizes,
 
 }  // namespace detail
 
-inline schedule_trace trace_recorder::freeze() const {
+LLMMEM_SCHEDULE_BODY schedule_trace trace_recorder::freeze() const {
   if (events_.size() > schedule_trace::most_events || sizes_.size() > schedule_trace::most_chunks) {
     throw length_error("trace: " + std::to_string(events_.size()) + " events of " +
                        std::to_string(sizes_.size()) + " chunks; the most is 2^30 of each");
@@ -133,7 +134,7 @@ inline schedule_trace trace_recorder::freeze() const {
   return made;
 }
 
-inline schedule_trace schedule_trace::repeated(std::size_t times) const {
+LLMMEM_SCHEDULE_BODY schedule_trace schedule_trace::repeated(std::size_t times) const {
   if (times == 0) throw argument_error("trace: repeated 0 times; the least is 1");
   if (times > most_events || events_.size() * times > most_events) {
     throw length_error("trace: " + std::to_string(events_.size()) + " events " + std::to_string(times) +
