@@ -1,7 +1,8 @@
-"""device_code.py [--assemble-each] NVCC SOURCE INCLUDE WORK [ARCHITECTURE...]: what nvcc makes of the kernels in SOURCE.
+"""device_code.py [--assemble-each] NVCC SOURCE INCLUDE WORK [--programs FILE... | ARCHITECTURE...]: what nvcc makes of kernels.
 
-For each architecture (80 and 90 unless given) it reads the PTX, and for the last one (for each with --assemble-each)
-also the report of ptxas, and fails on
+It compiles SOURCE, which has every kernel, for each architecture (80 and 90 unless given) and reads the PTX, and for the
+last one (for each with --assemble-each) also the report of ptxas. With --programs it compiles SOURCE for sm_90 alone, and
+reads the library's kernels for sm_80 in the programs of device tests, which have them already. It fails on
 
 - registers spilled to memory, or locals that lie there;
 - a division or remainder of 64 bits: it costs about a hundred instructions;
@@ -114,8 +115,27 @@ def promised(name):
     return elements * size[types.group(1)], elements * size[types.group(2)]
 
 
-def findings_in_ptx(text):
-    entries = ENTRY.findall(text)
+def ptx_in(program, architecture):
+    """The PTX for an architecture in a program that was linked with nvcc --no-compress."""
+    parts = re.findall(rb"\.version \d[^\0]*", pathlib.Path(program).read_bytes())
+    return [part.decode() for part in parts if re.search(rf"^\.target sm_{architecture}\b", part.decode(), re.MULTILINE)]
+
+
+def entries_of_programs(programs, architecture, folder):
+    """The library's kernels in programs, each once; leaves a file of PTX for each program in `folder`."""
+    entries = {}
+    for program in programs:
+        parts = ptx_in(program, architecture)
+        if not parts:
+            sys.exit(f"{program} has no PTX for sm_{architecture}: compile it for compute_{architecture} with --no-compress")
+        (folder / f"{pathlib.Path(program).name}_{architecture}.ptx").write_text("\n".join(parts[:1]))
+        for part in parts:
+            entries.update(ENTRY.findall(part))
+    names = demangled(list(entries))
+    return [(mangled, body) for mangled, body in entries.items() if "llmmem::v0::" in names[mangled].split("(")[0]]
+
+
+def findings_in(entries, expects_all=True):
     if not entries:
         yield "no kernel at all"
     names = demangled([name for name, _ in entries])
@@ -142,7 +162,7 @@ def findings_in_ptx(text):
                 yield f"{name}: promises {bytes_} bytes an access, {kind} has {widest(body, kind)}"
     if entries and held == 0:
         yield "no kernel was recognised by its name: this gate no longer knows them"
-    for work, _ in ITEMS:
+    for work, _ in ITEMS if expects_all else ():
         if not any(work.search(name) for name in names.values()):
             yield f"no kernel is named {work.pattern}: this gate no longer knows it"
     print(f"{len(entries)} kernels, {held} of them held to the width of their accesses")
@@ -160,16 +180,21 @@ def main():
     arguments = sys.argv[1:]
     assemble_each = arguments[0] == "--assemble-each"
     nvcc, source, include, work, *architectures = arguments[assemble_each:]
-    architectures = architectures or ["80", "90"]
     folder = pathlib.Path(work)
     folder.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    if architectures[:1] == ["--programs"]:
+        for each in findings_in(entries_of_programs(architectures[1:], "80", folder), expects_all=False):
+            print(f"sm_80: {each}")
+            failed += 1
+        architectures = ["90"]
+    architectures = architectures or ["80", "90"]
     common = [nvcc, "-std=c++20", f"-I{include}", source]
     assembler = str(pathlib.Path(shutil.which(nvcc) or nvcc).resolve().parent / "ptxas")
-    failed = 0
     for architecture in architectures:
         ptx = folder / f"kernels_{architecture}.ptx"
         run([*common, f"-arch=compute_{architecture}", "-ptx", "-o", str(ptx)])
-        found = list(findings_in_ptx(ptx.read_text()))
+        found = list(findings_in(ENTRY.findall(ptx.read_text())))
         if assemble_each or architecture == architectures[-1]:
             report = run([assembler, "-v", f"-arch=sm_{architecture}", str(ptx), "-o", str(ptx.with_suffix(".cubin"))])
             found += spills_in(report)
