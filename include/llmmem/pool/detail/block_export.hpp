@@ -5,6 +5,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/hash/block_key.hpp>
+#include <llmmem/hash/copy_crc32c.hpp>
 #include <llmmem/hash/crc32c.hpp>
 #include <llmmem/pool/mover.hpp>
 
@@ -210,13 +211,7 @@ template <class F>
     if (!copy_entry(seen, entry) || entry.bytes == 0) continue;
     if (entry.low != name.low || entry.high != name.high) continue;
     if (!shape.is_right(entry, into.size())) return pool::moved::changed;
-    constexpr std::size_t piece = 32768;  // its checksum finds it in the first cache
-    std::uint32_t crc = 0;
-    for (std::size_t at = 0; at < into.size(); at += piece) {
-      const std::size_t bytes = into.size() - at < piece ? into.size() - at : piece;
-      std::memcpy(into.data() + at, base + entry.at + at, bytes);
-      crc = crc32c(crc, into.subspan(at, bytes));
-    }
+    const std::uint32_t crc = copy_crc32c(0, {base + entry.at, into.size()}, into);
     after_copy();
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     if (load_word(seen.sequence) != entry.sequence || crc != entry.crc) return pool::moved::changed;
