@@ -6,7 +6,6 @@
 #include <llmmem/config.hpp>
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/hash/copy_crc32c.hpp>
-#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/pool/mover.hpp>
 
 #include <array>
@@ -117,8 +116,9 @@ class export_index {
     return begin >= first && begin <= end && bytes.size() <= end - begin;
   }
   [[nodiscard]] bool has(const block_key& name) const noexcept { return find(name) != nullptr; }
+  /// @param crc  CRC-32C of the block
   /// @pre `holds(bytes)`
-  void put(const block_key& name, std::span<const std::byte> bytes) noexcept {
+  void put(const block_key& name, std::span<const std::byte> bytes, std::uint32_t crc) noexcept {
     export_entry* into = find(name);
     if (into == nullptr) {
       export_entry* const first = bucket_of(name, 0);
@@ -133,7 +133,7 @@ class export_index {
     store_word(into->high, name.high);
     store_word(into->at, static_cast<std::uint64_t>(bytes.data() - base_));
     store_word(into->bytes, bytes.size());
-    store_word(into->crc, crc32c(0, bytes));
+    store_word(into->crc, crc);
     store_word(into->sequence, into->sequence + 1);
   }
   void remove(const block_key& name) noexcept {
