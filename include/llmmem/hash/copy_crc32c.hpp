@@ -18,8 +18,8 @@ inline namespace v0 {
 ///
 ///     if (llmmem::copy_crc32c(0, stored, block) != sum) return errc::checksum_differs;
 ///
-/// For bytes that another thread or process may change meanwhile: the checksum is that of `into`, whatever
-/// `from` becomes.
+/// For bytes that another thread or process may change meanwhile: the checksum is that of `into`, also if
+/// `from` has changed since.
 ///
 /// @pre `into` has at least as many bytes as `from`, and the two do not overlap.
 /// @par Complexity   with VPCLMULQDQ and AVX-512 (x86-64, tested at run time) one pass that takes as long as

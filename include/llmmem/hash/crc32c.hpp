@@ -137,8 +137,8 @@ inline constexpr std::array<std::array<std::uint32_t, 256>, 4> crc32c_lane_table
   return crc32c_run(state, bytes, crc32c_word_by_instruction);
 }
 
-/// Whether a run is long enough to be folded, and this machine can. What it can needs two loads, so short
-/// runs are told by their length.
+/// Returns whether a run is long enough to be folded, and this machine can. The length is looked at first,
+/// because it is in a register.
 [[nodiscard]] inline bool folds_crc32c(std::size_t bytes) noexcept {
   return bytes >= 2 * crc32c_round && has_crc32c_folding() && has_crc32c_instruction();
 }

@@ -248,8 +248,8 @@ class kv_tiers final : private offload::loss_listener {
   void release(const offload::held_block& block) noexcept;
   /// Returns the memory of a held block, `mover().block_bytes(block.group)` bytes.
   [[nodiscard]] std::span<std::byte> bytes_of(const offload::held_block& block) noexcept LLMMEM_LIFETIMEBOUND;
-  /// Returns the CRC-32C of a held block as it came into the first tier, or as somebody read it first;
-  /// nothing if nobody has. A block whose bytes no longer have it was damaged since.
+  /// Returns the CRC-32C that a held block had when it came from a file or another node, went into a file or
+  /// was first sent; nothing before that. A block whose bytes no longer have it was damaged since.
   [[nodiscard]] std::optional<std::uint32_t> checksum_of(const offload::held_block& block) const noexcept {
     return stack_.first().slots[block.group].sum(block.slot);
   }

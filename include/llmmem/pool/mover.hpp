@@ -85,9 +85,8 @@ struct any_move_handler {
 /// - `attach(seat, bytes)`     another node's introduction. Hostile input. Replaces an earlier one.
 /// - `detach(seat)`            a node has ended, or is another process now. Its open reads end `unreached`.
 /// - `reaches(seat)`           whether reads from there can begin.
-/// - `offer(name, bytes, crc)` puts a block and its CRC-32C into this node's index. The bytes stay as they
-/// are
-///   until `withdraw`; a reader finds those that do not.
+/// - `offer(name, bytes, crc)`   puts a block and its CRC-32C into this node's index. The bytes stay as they
+///   are until `withdraw`; a reader refuses those that do not.
 /// - `is_offered(name)`, `withdraw(name)`, `withdraw_all()`   the same index. After `withdraw` no read that
 ///   begins finds the block, and one that is under way ends as `changed` or with the right bytes.
 /// - `fetch(seat, name, into, ticket)`  begins a read, or does all of it. Only `here` leaves right bytes.

@@ -426,7 +426,8 @@ auto kv_pool<Tiers, Endpoint, Directory, Mover>::send_block(detail::pool_serving
     const auto offset = static_cast<std::size_t>(what.offset);
     const std::size_t left = bytes.size() - offset;
     const std::span<const std::byte> piece = bytes.subspan(offset, left < most ? left : most);
-    // The last frame carries the block's checksum. What nobody has read yet is read just before it is copied.
+    // The last frame carries the block's checksum. If the tiers keep none, it is computed piece by piece,
+    // just before the transport copies the same bytes.
     const std::uint32_t crc = known ? *known : crc32c(what.crc, piece);
     const bool is_last = piece.size() == left;
     const frame_header header{.epoch = what.id,
