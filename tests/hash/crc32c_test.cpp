@@ -69,6 +69,9 @@ TEST_CASE("the checksum is the same by instruction, by table and by bit, in one 
     const std::uint32_t head = copy_crc32c(0, all.first(cut), middle);
     REQUIRE(copy_crc32c(head, all.subspan(cut), middle.subspan(cut)) == expected);
     REQUIRE(std::equal(bytes.begin(), bytes.end(), middle.begin()));
+    std::fill(middle.begin(), middle.end(), std::byte{0});
+    REQUIRE(detail::copy_crc32c_in_pieces(0, all, middle) == expected);
+    REQUIRE(std::equal(bytes.begin(), bytes.end(), middle.begin()));
     REQUIRE(into.front() == std::byte{0xA5});
     REQUIRE(into.back() == std::byte{0xA5});
   }

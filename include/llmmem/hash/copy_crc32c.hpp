@@ -13,6 +13,22 @@
 namespace llmmem {
 inline namespace v0 {
 
+namespace detail {
+
+/// Without folding. The checksum of a piece finds it in the first cache.
+inline std::uint32_t copy_crc32c_in_pieces(std::uint32_t crc, std::span<const std::byte> from,
+                                           std::span<std::byte> into) noexcept {
+  constexpr std::size_t piece = 16384;
+  for (std::size_t at = 0; at < from.size(); at += piece) {
+    const std::size_t bytes = from.size() - at < piece ? from.size() - at : piece;
+    std::memcpy(into.data() + at, from.data() + at, bytes);
+    crc = crc32c(crc, into.subspan(at, bytes));
+  }
+  return crc;
+}
+
+}  // namespace detail
+
 /// Copies `from` to `into`, and returns the CRC-32C of the bytes that arrived, after earlier bytes whose
 /// checksum is `crc`; 0 at the beginning.
 ///
@@ -37,13 +53,7 @@ inline std::uint32_t copy_crc32c(std::uint32_t crc, std::span<const std::byte> f
     if (left != 0) std::memcpy(into.data() + folded, from.data() + folded, left);
     return ~detail::crc32c_after_fold(rest, into.subspan(folded, left));
   }
-  constexpr std::size_t piece = 16384;
-  for (std::size_t at = 0; at < from.size(); at += piece) {
-    const std::size_t bytes = from.size() - at < piece ? from.size() - at : piece;
-    std::memcpy(into.data() + at, from.data() + at, bytes);
-    crc = crc32c(crc, into.subspan(at, bytes));
-  }
-  return crc;
+  return detail::copy_crc32c_in_pieces(crc, from, into);
 }
 
 }  // namespace v0
