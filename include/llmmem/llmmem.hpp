@@ -138,6 +138,7 @@
 #include <llmmem/hash/aes_pmac.hpp>
 #include <llmmem/hash/block_key.hpp>
 #include <llmmem/hash/chained_keys.hpp>
+#include <llmmem/hash/copy_crc32c.hpp>
 #include <llmmem/hash/crc32c.hpp>
 #include <llmmem/hash/errors.hpp>
 #include <llmmem/hash/hmac_sha256.hpp>

@@ -1,7 +1,9 @@
+#include <llmmem/hash/copy_crc32c.hpp>
 #include <llmmem/hash/crc32c.hpp>
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -58,8 +60,20 @@ TEST_CASE("the checksum is the same by instruction, by table and by bit, in one 
     REQUIRE(~detail::crc32c_run(~0U, all, detail::crc32c_word_by_table) == expected);
     if (detail::has_crc32c_instruction())
       REQUIRE(~detail::crc32c_run(~0U, all, detail::crc32c_word_by_instruction) == expected);
+    if (detail::has_crc32c_instruction()) REQUIRE(~detail::crc32c_run_in_lanes(~0U, all) == expected);
     const std::size_t cut = random.below(std::uint64_t{bytes.size()} + 1);
     REQUIRE(crc32c(crc32c(0, all.first(cut)), all.subspan(cut)) == expected);
+    // A copy in two pieces, at odd addresses, with a byte on both sides that is not its own.
+    std::vector<std::byte> into(bytes.size() + 2, std::byte{0xA5});
+    const std::span<std::byte> middle = std::span(into).subspan(1, bytes.size());
+    const std::uint32_t head = copy_crc32c(0, all.first(cut), middle);
+    REQUIRE(copy_crc32c(head, all.subspan(cut), middle.subspan(cut)) == expected);
+    REQUIRE(std::equal(bytes.begin(), bytes.end(), middle.begin()));
+    std::fill(middle.begin(), middle.end(), std::byte{0});
+    REQUIRE(detail::copy_crc32c_in_pieces(0, all, middle) == expected);
+    REQUIRE(std::equal(bytes.begin(), bytes.end(), middle.begin()));
+    REQUIRE(into.front() == std::byte{0xA5});
+    REQUIRE(into.back() == std::byte{0xA5});
   }
 }
 

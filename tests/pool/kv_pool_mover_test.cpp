@@ -45,7 +45,7 @@ struct reading_cluster : memory_cluster<shared_memory_mover> {
 struct exported_block {
   exported_block() {
     std::memset(block().data(), 7, block().size());
-    index.put(name, block());
+    index.put(name, block(), crc32c(0, block()));
   }
   [[nodiscard]] std::span<std::byte> block() { return std::span(memory).subspan(shape.first + 64, 1000); }
   [[nodiscard]] detail::export_entry& entry() {
@@ -193,11 +193,11 @@ TEST_CASE("a copy is right, absent or changed, and never anything else") {
   // The owner withdraws it, or puts another one there, between the copy and the second look.
   CHECK(of.copy([&] { of.index.remove(of.name); }) == pool::moved::changed);
   CHECK(of.copy() == pool::moved::absent);
-  of.index.put(of.name, of.block());
+  of.index.put(of.name, of.block(), crc32c(0, of.block()));
   // The same bytes in a new generation: the reader cannot know that none of them was another's meanwhile.
   CHECK(of.copy([&] {
     of.index.remove(of.name);
-    of.index.put(of.name, of.block());
+    of.index.put(of.name, of.block(), crc32c(0, of.block()));
   }) == pool::moved::changed);
   CHECK(of.copy() == pool::moved::here);
 
@@ -262,7 +262,7 @@ TEST_CASE("an index has all blocks that it was made for") {
       return block_key{.low = detail::mix_pair(i, 1), .high = detail::mix_pair(i, 2)};
     };
     for (std::uint64_t i = 0; i < blocks; ++i)
-      index.put(name(i), std::span(memory).subspan(shape.first, 8));
+      index.put(name(i), std::span(memory).subspan(shape.first, 8), 0);
     std::uint64_t missing = 0;
     for (std::uint64_t i = 0; i < blocks; ++i)
       missing += index.has(name(i)) ? 0U : 1U;
@@ -273,7 +273,7 @@ TEST_CASE("an index has all blocks that it was made for") {
 TEST_CASE("a full bucket forgets a block, which then comes by message") {
   exported_block of;
   for (std::uint64_t i = 0; i < 17; ++i)
-    of.index.put({.low = 5, .high = 100 + i}, of.block());
+    of.index.put({.low = 5, .high = 100 + i}, of.block(), 0);
   CHECK_FALSE(of.index.has(of.name));
   CHECK(of.index.has({.low = 5, .high = 116}));
   of.index.clear();

@@ -347,6 +347,41 @@ TEST_SUITE("kv_pool") {
     CHECK(two.node->tiers().audit().empty());
   }
 
+  TEST_CASE(
+      "a byte that changed in the memory of every holder is a miss of its block, and of one holder none") {
+    cluster nodes(4);
+    const auto prompt = prompt_of(31, 17);
+    nodes.serve(0, prompt);
+    CHECK(nodes.serve(1, prompt).loaded == 16);
+    const auto damage = [&](std::size_t node) {
+      auto& of = *nodes.all[node];
+      const kv_chain chain(of.cache(), prompt);
+      const auto held = of.tiers().hold(0, chain.keys()[2]);
+      REQUIRE(held);
+      of.tiers().bytes_of(*held)[5] ^= std::byte{1};
+      of.tiers().release(*held);
+    };
+    damage(0);
+    CHECK(nodes.serve(2, prompt).loaded == 16);
+    damage(1);
+    damage(2);
+    const served_request came = nodes.serve(3, prompt);
+    CHECK(came.loaded == 8);
+    CHECK(came.fetched.failed_blocks == 1);
+    CHECK(came.fetched.why.code == errc::message_damaged);
+    CHECK(nodes.all[3]->pool().stats().damaged_blocks == 3);
+    CHECK(nodes.all[3]->wrong().empty());
+  }
+
+  TEST_CASE("a checksum ends with its block: what takes the slot comes with its own") {
+    cluster nodes(2, {.groups = paged_group, .blocks = 40, .slots = 24, .lower_slots = 1});
+    nodes.serve(0, prompt_of(32, 81));
+    CHECK(nodes.serve(1, prompt_of(32, 81)).loaded == 80);
+    nodes.serve(0, prompt_of(33, 81));
+    CHECK(nodes.serve(1, prompt_of(33, 81)).loaded == 80);
+    CHECK(nodes.all[1]->pool().stats().damaged_blocks == 0);
+  }
+
   TEST_CASE("a block of which only a part came is asked for again, and comes from its beginning") {
     node_and_stranger two({.ask_again_ns = 1});
     const kv_chain chain(two.node->cache(), prompt_of(1, 16));

@@ -167,7 +167,7 @@ TEST_CASE("a read that was given up writes nothing, and its buffer is free again
   const auto range = owner.space().try_allocate(1000, 64).value();
   std::fill_n(range.data, 1000, std::byte{7});
   const block_key name{.low = 1, .high = 2};
-  CHECK(owner.offer(name, range.span()));
+  CHECK(owner.offer(name, range.span(), crc32c(0, range.span())));
   REQUIRE(reader.attach(seat_id{0}, owner.introduction()).has_value());
   std::vector<std::byte> into(1000);
   const auto run = [&](bool is_dropped) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/hash/detail/crc32c_fold.hpp>
 
 #include <array>
 #include <cstddef>
@@ -95,24 +96,11 @@ template <class TakeWord>
   return state;
 }
 
-/// Returns `a` times `b` as polynomials modulo that of CRC-32C, with the coefficient of x^0 in the highest
-/// bit.
-[[nodiscard]] LLMMEM_HD constexpr std::uint32_t crc32c_product(std::uint32_t a, std::uint32_t b) noexcept {
-  std::uint32_t product = 0;
-  for (std::uint32_t bit = 0x8000'0000U; bit != 0; bit >>= 1) {
-    if ((a & bit) != 0) product ^= b;
-    b = (b >> 1) ^ ((b & 1U) != 0 ? 0x82F6'3B78U : 0U);
-  }
-  return product;
-}
-
 /// Tables, by a state's four bytes, for the state after a lane of zero bytes. A state is a remainder, so the
 /// result is its product with a power of x: the sum of the products of its bits.
 inline constexpr std::size_t crc32c_lane = 4096;
 inline constexpr std::array<std::array<std::uint32_t, 256>, 4> crc32c_lane_tables = [] {
-  std::uint32_t power = 0x4000'0000U;  // x
-  for (std::size_t bits = 1; bits < 8 * crc32c_lane; bits *= 2)
-    power = crc32c_product(power, power);
+  constexpr std::uint32_t power = crc32c_power(8 * crc32c_lane);
   std::array<std::array<std::uint32_t, 256>, 4> tables{};
   for (std::size_t k = 0; k < tables.size(); ++k) {
     for (std::uint32_t i = 1; i < 256; ++i) {
@@ -122,7 +110,6 @@ inline constexpr std::array<std::array<std::uint32_t, 256>, 4> crc32c_lane_table
   }
   return tables;
 }();
-static_assert((crc32c_lane & (crc32c_lane - 1)) == 0, "x is squared until it has a lane's bits");
 
 [[nodiscard]] constexpr std::uint32_t crc32c_past_lane(std::uint32_t state) noexcept {
   return crc32c_lane_tables[0][state & 0xFFU] ^ crc32c_lane_tables[1][(state >> 8) & 0xFFU] ^
@@ -150,6 +137,25 @@ static_assert((crc32c_lane & (crc32c_lane - 1)) == 0, "x is squared until it has
   return crc32c_run(state, bytes, crc32c_word_by_instruction);
 }
 
+/// Returns whether a run is long enough to be folded, and this machine can. The length is looked at first,
+/// because it is in a register.
+[[nodiscard]] inline bool folds_crc32c(std::size_t bytes) noexcept {
+  return bytes >= 2 * crc32c_round && has_crc32c_folding() && has_crc32c_instruction();
+}
+/// Returns the state after a folded run and the bytes that follow it.
+[[nodiscard]] inline std::uint32_t crc32c_after_fold(const crc32c_rest& rest,
+                                                     std::span<const std::byte> bytes) noexcept {
+  return crc32c_run(crc32c_run(0, rest, crc32c_word_by_instruction), bytes, crc32c_word_by_instruction);
+}
+
+/// As `crc32c_run` by folding. @pre folds_crc32c(bytes.size())
+[[nodiscard]] inline std::uint32_t crc32c_run_folded(std::uint32_t state,
+                                                     std::span<const std::byte> bytes) noexcept {
+  crc32c_rest rest;
+  crc32c_fold(state, bytes.data(), bytes.size() / crc32c_round, rest);
+  return crc32c_after_fold(rest, bytes.last(bytes.size() % crc32c_round));
+}
+
 }  // namespace detail
 
 /// Returns the CRC-32C (Castagnoli) of `bytes` after earlier bytes whose checksum is `crc`; 0 at the
@@ -159,14 +165,18 @@ static_assert((crc32c_lane & (crc32c_lane - 1)) == 0, "x is squared until it has
 ///     sum = llmmem::crc32c(sum, rest);        // that of head and rest together
 ///
 /// @par Complexity   by the processor's instruction if it has one (x86-64 with SSE4.2, tested at run time;
-///      Arm if the compiler may use it), eight bytes at a time, in long runs three times eight; otherwise
-///      eight bytes at a time by table.
+///      Arm if the compiler may use it), eight bytes at a time, in long runs three times eight; runs of 512
+///      bytes and more by multiplication of 64 bytes at a time where the processor has VPCLMULQDQ and
+///      AVX-512; otherwise eight bytes at a time by table.
 /// @par Source   the polynomial of RFC 3720; tables by Kounavis and Berry, "A systematic approach to building
 ///      high performance software-based CRC generators", 2005; lanes by Gopal et al., "Fast CRC Computation
-///      for iSCSI Polynomial Using CRC32 Instruction", Intel, 2011.
+///      for iSCSI Polynomial Using CRC32 Instruction", Intel, 2011; multiplication by Gopal et al., "Fast CRC
+///      Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.
 [[nodiscard]] constexpr std::uint32_t crc32c(std::uint32_t crc, std::span<const std::byte> bytes) noexcept {
-  if (!std::is_constant_evaluated() && detail::has_crc32c_instruction())
-    return ~detail::crc32c_run_in_lanes(~crc, bytes);
+  if (!std::is_constant_evaluated()) {
+    if (detail::folds_crc32c(bytes.size())) return ~detail::crc32c_run_folded(~crc, bytes);
+    if (detail::has_crc32c_instruction()) return ~detail::crc32c_run_in_lanes(~crc, bytes);
+  }
   return ~detail::crc32c_run(~crc, bytes, detail::crc32c_word_by_table);
 }
 

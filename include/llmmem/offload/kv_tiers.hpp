@@ -248,6 +248,15 @@ class kv_tiers final : private offload::loss_listener {
   void release(const offload::held_block& block) noexcept;
   /// Returns the memory of a held block, `mover().block_bytes(block.group)` bytes.
   [[nodiscard]] std::span<std::byte> bytes_of(const offload::held_block& block) noexcept LLMMEM_LIFETIMEBOUND;
+  /// Returns the CRC-32C that a held block had when it came from a file or another node, went into a file or
+  /// was first sent; nothing before that. A block whose bytes no longer have it was damaged since.
+  [[nodiscard]] std::optional<std::uint32_t> checksum_of(const offload::held_block& block) const noexcept {
+    return stack_.first().slots[block.group].sum(block.slot);
+  }
+  /// Keeps the CRC-32C of a held block until its slot has other contents.
+  void note_checksum(const offload::held_block& block, std::uint32_t crc) noexcept {
+    stack_.first().slots[block.group].note_sum(block.slot, crc);
+  }
   /// Returns the name by which the first tier knows a block of a group, and a `leave_watcher` learns of it.
   [[nodiscard]] static constexpr block_key name_of(std::size_t group, const block_key& key) noexcept {
     return detail::tier_key(key, group);

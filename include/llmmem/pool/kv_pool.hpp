@@ -55,7 +55,9 @@ inline namespace v0 {
 /// longer has a block says so and corrects the directory.
 ///
 /// **Never a wrong token.** A request names a block by its whole key, which covers the tokens of its prefix,
-/// their tenant, the epoch of the weights and the seed of the hash. Each frame of a block carries a CRC-32C.
+/// their tenant, the epoch of the weights and the seed of the hash. A block arrives with the CRC-32C that it
+/// had when it came into its holder's tiers, or was first read there: damage on the way and in the holder's
+/// memory is a miss.
 /// Nodes whose caches, layouts or weights (`kv_pool_options::model`) differ pass no blocks: see `state_of`.
 /// Messages are untrusted input: the pool checks lengths, numbers and offsets against what this node awaits.
 ///

@@ -85,8 +85,8 @@ struct any_move_handler {
 /// - `attach(seat, bytes)`     another node's introduction. Hostile input. Replaces an earlier one.
 /// - `detach(seat)`            a node has ended, or is another process now. Its open reads end `unreached`.
 /// - `reaches(seat)`           whether reads from there can begin.
-/// - `offer(name, bytes)`      puts a block into this node's index. The bytes stay as they are until
-///   `withdraw`. Reads them once, for their checksum.
+/// - `offer(name, bytes, crc)`   puts a block and its CRC-32C into this node's index. The bytes stay as they
+///   are until `withdraw`; a reader refuses those that do not.
 /// - `is_offered(name)`, `withdraw(name)`, `withdraw_all()`   the same index. After `withdraw` no read that
 ///   begins finds the block, and one that is under way ends as `changed` or with the right bytes.
 /// - `fetch(seat, name, into, ticket)`  begins a read, or does all of it. Only `here` leaves right bytes.
@@ -96,24 +96,24 @@ struct any_move_handler {
 /// @par Complexity      `is_offered` and `reaches` take nanoseconds: a pool calls them for each block.
 /// @par Thread safety   that of its pool.
 template <class M>
-concept pool_mover =
-    requires(M& mover, const M& seen, seat_id seat, const block_key& name, std::span<const std::byte> bytes,
-             std::span<std::byte> into, const pool::move_ticket& ticket, detail::any_move_handler& on_end) {
-      { M::moves_by_message } -> std::convertible_to<bool>;
-      { seen.limits() } noexcept -> std::same_as<pool::mover_limits>;
-      { seen.can_offer(bytes) } noexcept -> std::same_as<bool>;
-      { seen.introduction() } noexcept -> std::convertible_to<std::span<const std::byte>>;
-      { mover.attach(seat, bytes) } noexcept -> std::same_as<result<void>>;
-      { mover.detach(seat) } noexcept;
-      { seen.reaches(seat) } noexcept -> std::same_as<bool>;
-      { mover.offer(name, bytes) } noexcept -> std::same_as<bool>;
-      { seen.is_offered(name) } noexcept -> std::same_as<bool>;
-      { mover.withdraw(name) } noexcept;
-      { mover.withdraw_all() } noexcept;
-      { mover.fetch(seat, name, into, ticket) } noexcept -> std::same_as<pool::moved>;
-      { mover.drop(ticket) } noexcept;
-      { mover.progress(on_end) } noexcept;
-    };
+concept pool_mover = requires(M& mover, const M& seen, seat_id seat, const block_key& name,
+                              std::span<const std::byte> bytes, std::uint32_t crc, std::span<std::byte> into,
+                              const pool::move_ticket& ticket, detail::any_move_handler& on_end) {
+  { M::moves_by_message } -> std::convertible_to<bool>;
+  { seen.limits() } noexcept -> std::same_as<pool::mover_limits>;
+  { seen.can_offer(bytes) } noexcept -> std::same_as<bool>;
+  { seen.introduction() } noexcept -> std::convertible_to<std::span<const std::byte>>;
+  { mover.attach(seat, bytes) } noexcept -> std::same_as<result<void>>;
+  { mover.detach(seat) } noexcept;
+  { seen.reaches(seat) } noexcept -> std::same_as<bool>;
+  { mover.offer(name, bytes, crc) } noexcept -> std::same_as<bool>;
+  { seen.is_offered(name) } noexcept -> std::same_as<bool>;
+  { mover.withdraw(name) } noexcept;
+  { mover.withdraw_all() } noexcept;
+  { mover.fetch(seat, name, into, ticket) } noexcept -> std::same_as<pool::moved>;
+  { mover.drop(ticket) } noexcept;
+  { mover.progress(on_end) } noexcept;
+};
 
 namespace pool {
 
@@ -130,7 +130,7 @@ class message_mover {
   result<void> attach(seat_id, std::span<const std::byte>) noexcept { return {}; }
   void detach(seat_id) noexcept {}
   [[nodiscard]] bool reaches(seat_id) const noexcept { return false; }
-  bool offer(const block_key&, std::span<const std::byte>) noexcept { return false; }
+  bool offer(const block_key&, std::span<const std::byte>, std::uint32_t) noexcept { return false; }
   [[nodiscard]] bool is_offered(const block_key&) const noexcept { return false; }
   void withdraw(const block_key&) noexcept {}
   void withdraw_all() noexcept {}

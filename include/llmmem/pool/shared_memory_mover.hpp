@@ -54,7 +54,8 @@ struct shared_memory_options {
 /// Processes of the same user are trusted as those of the pool are: they can open the memory for writing,
 /// too, and a wrong byte is then found by its checksum unless the writer changed that as well.
 ///
-/// @par Complexity      a block one copy and one CRC-32C in the reader; to offer it one CRC-32C in the owner.
+/// @par Complexity      a block one copy, which computes its CRC-32C on the way (`copy_crc32c`), in the
+/// reader.
 ///                      The index takes 128 to 256 bytes for each of `blocks`, in addition to `bytes`.
 /// @par Thread safety   its space any number of threads; the rest that of its pool.
 /// @par Errors          the constructor throws `length_error` for 0 bytes or blocks, and `comm_error` when
@@ -128,9 +129,9 @@ class shared_memory_mover {
   [[nodiscard]] bool reaches(seat_id seat) const noexcept {
     return to_index(seat) < others_.size() && others_[to_index(seat)].memory.base() != nullptr;
   }
-  bool offer(const block_key& name, std::span<const std::byte> bytes) noexcept {
+  bool offer(const block_key& name, std::span<const std::byte> bytes, std::uint32_t crc) noexcept {
     if (!index_.holds(bytes)) return false;
-    index_.put(name, bytes);
+    index_.put(name, bytes, crc);
     return true;
   }
   [[nodiscard]] bool is_offered(const block_key& name) const noexcept { return index_.has(name); }

@@ -114,9 +114,9 @@ class ucx_mover {
     const other& of = *others_[to_index(seat)];
     return of.base != nullptr || !of.by.is_broken();
   }
-  bool offer(const block_key& name, std::span<const std::byte> bytes) noexcept {
+  bool offer(const block_key& name, std::span<const std::byte> bytes, std::uint32_t crc) noexcept {
     if (!index_.holds(bytes)) return false;
-    index_.put(name, bytes);
+    index_.put(name, bytes, crc);
     return true;
   }
   [[nodiscard]] bool is_offered(const block_key& name) const noexcept { return index_.has(name); }

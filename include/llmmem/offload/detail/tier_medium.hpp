@@ -21,6 +21,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -96,6 +97,8 @@ class tier_medium {
   /// Whether blocks are verified when they come back.
   static constexpr bool leaves_memory = detail::leaves_memory<Space>();
   static constexpr bool persists = detail::persists_chunks<Space>();
+  /// Whether the checksum of a copy is that of the block itself.
+  static constexpr bool sums_blocks = leaves_memory && coding_type::is_plain;
   static_assert(copy_queue<Space, Space>, "the space of a kv_tier must be the queue of its own copies");
 
   tier_medium(Space& space, const slot_regions& regions, std::size_t groups, coding_type coding)
@@ -134,7 +137,9 @@ class tier_medium {
 
   /// Begins to write a block. `errc::table_full`: all buffers of the codec are in use; `errc::too_short`: the
   /// stored form is longer than the slot.
-  result<copy_type> write(std::size_t group, slot_id slot, std::span<const std::byte> from) noexcept {
+  /// @param sum  the block's checksum, if it is known: damage since then is found when the block comes back.
+  result<copy_type> write(std::size_t group, slot_id slot, std::span<const std::byte> from,
+                          std::optional<std::uint32_t> sum = {}) noexcept {
     copy_type out;
     std::span<const std::byte> bytes = from;
     if constexpr (!coding_type::is_plain) {
@@ -150,7 +155,7 @@ class tier_medium {
       out.stored = *stored;
       bytes = coding_.buffer(out.buffer).first(out.stored);
     }
-    if constexpr (leaves_memory) out.checksum = crc32c(0, bytes);
+    if constexpr (leaves_memory) out.checksum = sum && coding_type::is_plain ? *sum : crc32c(0, bytes);
     const auto fence = space_->copy_in_async(range_of(group, slot, bytes.size()), bytes, {});
     return begun(out, fence);
   }

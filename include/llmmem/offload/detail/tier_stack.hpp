@@ -22,6 +22,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -256,13 +257,16 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
         if (level.transfer_count == level.transfers.size()) return sent::later;
       }
       const slot_id lower = slots.begin_fill(above.key(upper), above.parent(upper));
-      const auto copy = level.medium.write(group, lower, first().medium.bytes_of(group, upper));
+      const auto copy =
+          level.medium.write(group, lower, first().medium.bytes_of(group, upper), above.sum(upper));
       if (!copy) {
         slots.abandon_fill(lower);
         if (is_busy(copy.error()) && level.transfer_count != 0) return sent::later;
         note_refused(level, copy.error());
         return sent::impossible;
       }
+      if constexpr (std::remove_cvref_t<decltype(level)>::medium_type::sums_blocks)
+        above.note_sum(upper, copy->checksum);
       above.pin(upper);
       if (for_room) ++leaving_[group];
       level.transfers[level.transfer_count++] = {.copy = *copy,
@@ -400,6 +404,7 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
       why = {errc::cancelled, to_index(done.lower), 0, 0, level.medium.name()};
     slots.unpin(done.lower);
     if (why.code == errc::ok) {
+      if constexpr (Level::medium_type::sums_blocks) above.note_sum(done.upper, slots.checksum(done.lower));
       slots_used(slots, done.lower);
       if (done.waiting.generation != 0) return arrived(done.waiting, done.upper, why);
       return above.unpin(done.upper);

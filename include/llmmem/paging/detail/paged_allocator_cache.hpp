@@ -50,7 +50,7 @@ result<match_result> paged_allocator<Traits>::match(sequence_id sequence,
   ++counters_.matches;
   counters_.requested_blocks += prompt.keys.size();
   // Lookups are independent here: each prefetches the cache line of a later one before it waits for its own.
-  constexpr std::size_t ahead = 4;
+  constexpr std::size_t ahead = 8;
   match_result out;
   for (std::size_t i = 0; i < prompt.keys.size(); ++i) {
     if (i + ahead < prompt.keys.size()) index_.prefetch(prompt.keys[i + ahead]);
@@ -200,7 +200,7 @@ std::uint64_t paged_allocator<Traits>::commit_tokens(std::uint32_t slot, std::ui
     return std::pair(placed({}, writer, block, null_block, i, writer.blocks), std::uint64_t{block_tokens_});
   };
   ask_on(writer, full, hint_at);
-  constexpr std::uint64_t ahead = 4;  // as in `match`: a large table is not in the processor's caches
+  constexpr std::uint64_t ahead = 8;  // as in `match`: a large table is not in the processor's caches
   for (; writer.committed < detail::lesser(full, writer.refused_from); ++writer.committed) {
     const block_id block = row(slot)[writer.committed];
     if (writer.committed + ahead < full) index_.prefetch(index_.key(row(slot)[writer.committed + ahead]));

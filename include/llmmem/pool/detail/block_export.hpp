@@ -5,7 +5,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/hash/block_key.hpp>
-#include <llmmem/hash/crc32c.hpp>
+#include <llmmem/hash/copy_crc32c.hpp>
 #include <llmmem/pool/mover.hpp>
 
 #include <array>
@@ -116,8 +116,9 @@ class export_index {
     return begin >= first && begin <= end && bytes.size() <= end - begin;
   }
   [[nodiscard]] bool has(const block_key& name) const noexcept { return find(name) != nullptr; }
+  /// @param crc  CRC-32C of the block
   /// @pre `holds(bytes)`
-  void put(const block_key& name, std::span<const std::byte> bytes) noexcept {
+  void put(const block_key& name, std::span<const std::byte> bytes, std::uint32_t crc) noexcept {
     export_entry* into = find(name);
     if (into == nullptr) {
       export_entry* const first = bucket_of(name, 0);
@@ -132,7 +133,7 @@ class export_index {
     store_word(into->high, name.high);
     store_word(into->at, static_cast<std::uint64_t>(bytes.data() - base_));
     store_word(into->bytes, bytes.size());
-    store_word(into->crc, crc32c(0, bytes));
+    store_word(into->crc, crc);
     store_word(into->sequence, into->sequence + 1);
   }
   void remove(const block_key& name) noexcept {
@@ -210,13 +211,7 @@ template <class F>
     if (!copy_entry(seen, entry) || entry.bytes == 0) continue;
     if (entry.low != name.low || entry.high != name.high) continue;
     if (!shape.is_right(entry, into.size())) return pool::moved::changed;
-    constexpr std::size_t piece = 32768;  // its checksum finds it in the first cache
-    std::uint32_t crc = 0;
-    for (std::size_t at = 0; at < into.size(); at += piece) {
-      const std::size_t bytes = into.size() - at < piece ? into.size() - at : piece;
-      std::memcpy(into.data() + at, base + entry.at + at, bytes);
-      crc = crc32c(crc, into.subspan(at, bytes));
-    }
+    const std::uint32_t crc = copy_crc32c(0, {base + entry.at, into.size()}, into);
     after_copy();
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     if (load_word(seen.sequence) != entry.sequence || crc != entry.crc) return pool::moved::changed;

@@ -59,7 +59,7 @@ frame_buffer kv_pool<Tiers, Endpoint, Directory, Mover>::buffer_for(seat_id from
   // A node that was asked again begins again: the frames of its first answer did not all come.
   if (frame.offset == 0) each->received = 0;
   if (frame.message != whole || frame.offset != each->received || frame.bytes == 0 ||
-      frame.bytes > whole - frame.offset || frame.is_checked == 0) {
+      frame.bytes > whole - frame.offset || (frame.offset + frame.bytes == whole && frame.is_checked == 0)) {
     ++counted_.refused_frames;
     fail(*find(frame.epoch), *each, errc::frame_forged);
     return {};
@@ -79,17 +79,19 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::on_frame(seat_id from, const fr
   each->is_receiving = false;
   const auto bytes =
       tiers_->bytes_of(each->block).subspan(static_cast<std::size_t>(each->received), frame.bytes);
-  if (crc32c(0, bytes) != frame.crc) {
-    ++counted_.damaged_blocks;
-    return fail(of, *each, errc::message_damaged);
-  }
+  each->crc = crc32c(each->received == 0 ? 0 : each->crc, bytes);  // while they are in the cache
   each->received += frame.bytes;
   if (each->received != block_bytes(each->group)) {
     if (each->is_broken) return fail(of, *each, errc::ok);
     each->ask_again = time_to_ask_again(of, wait_for_block(), each->asked_times);
     return;
   }
+  if (each->crc != frame.crc) {
+    ++counted_.damaged_blocks;
+    return fail(of, *each, errc::message_damaged);
+  }
   arrive(*each);
+  if (each->state == part_state::arrived) tiers_->note_checksum(each->block, each->crc);
 }
 
 /// All bytes of a block are in its slot, and right.
@@ -419,18 +421,23 @@ auto kv_pool<Tiers, Endpoint, Directory, Mover>::send_block(detail::pool_serving
   const std::size_t most = end_->frame_bytes();
   detail::pool_peer& to = peers_[to_index(what.to)];
   hearing handler{this};
+  const auto known = tiers_->checksum_of(block);
   while (what.offset < bytes.size()) {
     const auto offset = static_cast<std::size_t>(what.offset);
     const std::size_t left = bytes.size() - offset;
     const std::span<const std::byte> piece = bytes.subspan(offset, left < most ? left : most);
+    // The last frame carries the block's checksum. If the tiers keep none, it is computed piece by piece,
+    // just before the transport copies the same bytes.
+    const std::uint32_t crc = known ? *known : crc32c(what.crc, piece);
+    const bool is_last = piece.size() == left;
     const frame_header header{.epoch = what.id,
                               .message = bytes.size(),
                               .offset = offset,
                               .bytes = static_cast<std::uint32_t>(piece.size()),
                               .tag = what.part,
-                              .crc = crc32c(0, piece),
+                              .crc = is_last ? crc : 0,
                               .kind = static_cast<std::uint16_t>(detail::pool_frame::data),
-                              .is_checked = 1};
+                              .is_checked = static_cast<std::uint16_t>(is_last ? 1 : 0)};
     const std::uint64_t now = end_->now_ns();
     const std::uint64_t wait = to.slow_until > now ? 0 : send_wait_;
     const auto sent =
@@ -450,8 +457,10 @@ auto kv_pool<Tiers, Endpoint, Directory, Mover>::send_block(detail::pool_serving
       if (sent.error().found == 0) return sending::stalled;
     }
     what.offset += piece.size();
+    what.crc = crc;
     if (!sent && what.offset < bytes.size()) return sending::stalled;
   }
+  if (!known) tiers_->note_checksum(block, what.crc);
   ++counted_.served_blocks;
   counted_.served_bytes += bytes.size();
   return sending::done;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <llmmem/error.hpp>
+#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/pool/kv_pool.hpp>
 
 namespace llmmem {
@@ -88,7 +89,12 @@ template <class Tiers, endpoint Endpoint, class Directory, class Mover>
 void kv_pool<Tiers, Endpoint, Directory, Mover>::offer(std::size_t group, const block_key& key,
                                                        const offload::held_block& block) noexcept {
   const block_key name = Tiers::name_of(group, key);
-  if (!mover_.is_offered(name) && mover_.offer(name, tiers_->bytes_of(block))) ++counted_.offered_blocks;
+  if (mover_.is_offered(name)) return;
+  const std::span<const std::byte> bytes = tiers_->bytes_of(block);
+  const auto known = tiers_->checksum_of(block);
+  const std::uint32_t crc = known ? *known : crc32c(0, bytes);
+  if (!known) tiers_->note_checksum(block, crc);
+  if (mover_.offer(name, bytes, crc)) ++counted_.offered_blocks;
 }
 
 /// Offers published blocks that have arrived in the first tier.

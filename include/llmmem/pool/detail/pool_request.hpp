@@ -35,6 +35,7 @@ struct pool_part {
   std::uint32_t chunk = 0;  ///< the block's last chunk, counted from 0 in the chain
   offload::held_block block{};
   std::uint64_t received = 0;  ///< bytes
+  std::uint32_t crc = 0;       ///< CRC-32C of those
   seat_id holder = no_seat;    ///< that was asked
   seat_id planned = no_seat;   ///< to ask first: the choice by cost
   pool_part_state state = pool_part_state::queued;
@@ -91,6 +92,7 @@ struct pool_serving {
   std::uint32_t part = 0;
   std::uint32_t group = 0;
   std::uint32_t place = 0;      ///< the block's chunk within the span
+  std::uint32_t crc = 0;        ///< CRC-32C of the bytes before `offset`, unless the tiers have the block's
   std::uint64_t offset = 0;     ///< bytes that the transport has taken
   std::uint64_t pinned_at = 0;  ///< when it took the first of them
   offload::held_block block{};  ///< pinned, while some bytes have gone and others have not

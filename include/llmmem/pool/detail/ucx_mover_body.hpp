@@ -282,9 +282,8 @@ inline std::optional<pool::moved> ucx_mover::take(reading& of) noexcept {
   }
   if (of.at == reading::stage::block) return next(reading::stage::entry);
   const std::span<const std::byte> came = std::span(of.landing).first(of.into.size());
-  if (!(of.again == of.bucket[of.place]) || crc32c(0, came) != of.again.crc) return pool::moved::changed;
-  std::memcpy(of.into.data(), came.data(), came.size());
-  return pool::moved::here;
+  if (!(of.again == of.bucket[of.place])) return pool::moved::changed;
+  return copy_crc32c(0, came, of.into) == of.again.crc ? pool::moved::here : pool::moved::changed;
 }
 
 template <class F>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/hash/copy_crc32c.hpp>
 #include <llmmem/hash/crc32c.hpp>
 #include <llmmem/redundancy/gf256.hpp>
 
@@ -76,6 +77,11 @@ class part_arrival {
             bool is_summed) noexcept {
     const std::span<std::byte> there = landing(offset, bytes.size(), is_summed);
     if (there.size() != bytes.size()) return add(offset, bytes, coefficient);
+    if (coefficient == 1 && is_in_order_ && offset == filled_) {
+      sum_ = copy_crc32c(sum_, bytes, there);
+      filled_ += bytes.size();
+      return;
+    }
     if (!bytes.empty()) std::memcpy(there.data(), bytes.data(), bytes.size());
     landed(offset, bytes.size(), coefficient);
   }
