@@ -196,7 +196,7 @@ class packet_writer {
         count_(count),
         limits_{0, static_cast<std::int32_t>(count * Bytes)} {}
 
-  /// Returns how many packets are to be given: after the last one some of its bytes may be left.
+  /// Returns how many packets the caller gives: after the last one some of its bytes may be left.
   [[nodiscard]] LLMMEM_HD std::uint32_t turns() const noexcept { return count_ + (skew_ != 0 ? 1U : 0U); }
   /// Writes the packets from `first` on. @pre the first ones, or those after the last call's
   LLMMEM_HD void give(std::uint32_t first, const packets& own, const Group& group) noexcept {
