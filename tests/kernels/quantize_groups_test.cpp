@@ -195,6 +195,8 @@ group_world any_world(std::mt19937_64& random) {
   world.shape = {.rows = 1 + random() % 12,
                  .groups = static_cast<std::uint32_t>(1 + random() % 5),
                  .elements = std::uint32_t{32} << random() % 3};
+  if (random() % 40 == 0)  // rows of several stretches
+    world.shape = {.rows = 2, .groups = static_cast<std::uint32_t>(40 + random() % 30), .elements = 128};
   world.value = value_types[random() % 3];
   world.code = code_types[random() % 3];
   world.lay_out(random);
