@@ -190,6 +190,20 @@ find_cufile() {
   say -DLLMMEM_CUFILE=ON "-DLLMMEM_CUFILE_INCLUDE_DIR=$(dirname "$(find "$home" -name cufile.h -print -quit)")"
 }
 
+# find_nvbench: prints CMake's arguments for NVBench's headers and library, as the package of the Python index has them for this
+# nvcc, in build/nvbench. Nothing where they are not to be had: its rows are then left out.
+nvbench_package=cuda-bench==0.3.0
+find_nvbench() {
+  local home=$PWD/build/nvbench major
+  if [[ ! -d $home/cuda ]]; then
+    mkdir -p "$home"
+    python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$home" "$nvbench_package" >&2 || return 0
+    python3 -m zipfile -e "$home"/*.whl "$home" >&2 || return 0
+  fi
+  major=$(nvcc --version | sed -nE 's/.*release ([0-9]+).*/\1/p')
+  [[ ! -d $home/cuda/bench/cu$major/nvbench ]] || say "-DLLMMEM_BENCH_NVBENCH=$home/cuda/bench/cu$major/nvbench"
+}
+
 # logged NAME COMMAND...: the command's output goes to build/log/NAME, and is shown when it fails.
 logged() {
   local log=build/log/$1

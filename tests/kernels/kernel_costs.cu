@@ -9,6 +9,7 @@
 #include <llmmem/kernels/block_summary.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/fill_verify.hpp>
+#include <llmmem/kernels/hot_rows.hpp>
 #include <llmmem/kernels/int_groups.hpp>
 #include <llmmem/kernels/kept_tokens.hpp>
 #include <llmmem/kernels/kv_append.hpp>
@@ -559,6 +560,44 @@ void count_choices(counting& count) {
   });
 }
 
+/// Two steps over buffers of 512 rows: none of the wanted rows is there, then half of them are.
+void count_hot_rows(counting& count) {
+  constexpr hot_rows_shape shape{.sequences = 16, .slots = 512, .positions = 4096};
+  constexpr std::uint32_t wanted = 256;
+  std::vector<std::int32_t> list(std::size_t{shape.sequences} * wanted);
+  for (std::size_t i = 0; i < list.size(); ++i)
+    list[i] = static_cast<std::int32_t>((i % wanted * 2741 + i / wanted * 97) % shape.positions);
+  const device_array<std::int32_t> state(
+      std::vector<std::int32_t>(hot_rows_words(shape) * shape.sequences, 0));
+  const device_array<std::int32_t> slots(std::vector<std::int32_t>(list.size(), 0));
+  const device_array<hot_miss> misses(std::vector<hot_miss>(list.size(), hot_miss{}));
+  const device_array<std::uint32_t> counts(std::vector<std::uint32_t>(shape.sequences, 0));
+  const auto reset = [&](const device_executor& run) {
+    return reset_hot_rows(run, shape, {state.data(), state.size()});
+  };
+  count.add("reset_hot_rows", state.size() * 4, reset);
+  for (const std::uint32_t there : {0U, wanted / 2}) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (there != 0 && i % 2 == 0) list[i] = (list[i] + 1) % static_cast<std::int32_t>(shape.positions);
+    }
+    const device_array<std::int32_t> on_device(list);
+    const hot_rows_step step{.wanted = on_device.data(),
+                             .slots = slots.data(),
+                             .misses = misses.data(),
+                             .counts = counts.data(),
+                             .wanted_count = wanted,
+                             .stride = wanted};
+    const std::uint64_t missed = wanted - there;
+    // Lists and misses, and the order of slots before and after.
+    const std::uint64_t bytes =
+        shape.sequences * (wanted * 8 + missed * 8 + std::uint64_t{shape.slots} * 8 + 4);
+    count.add("resolve_hot_rows, 16 x 256 in 512, " + std::to_string(there) + " there", bytes,
+              [&](const device_executor& run) {
+                return resolve_hot_rows(run, shape, {state.data(), state.size()}, step);
+              });
+  }
+}
+
 /// The rows of this architecture in the page, by their names.
 [[nodiscard]] std::map<std::string, std::string> rows_of(const char* path, const std::string& heading) {
   std::ifstream page(path);
@@ -636,6 +675,7 @@ int main(int count_of_arguments, char** arguments) {
   count_latents(count);
   count_parts(count);
   count_choices(count);
+  count_hot_rows(count);
   const std::string heading = "## sm_" + std::to_string(ptx_machine_architecture());
   if (count_of_arguments > 1) return compare(count, arguments[1], heading);
   std::printf("%s\n\n| kernel | instructions | useful | touched |\n| --- | --- | --- | --- |\n",

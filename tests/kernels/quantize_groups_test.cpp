@@ -195,6 +195,8 @@ group_world any_world(std::mt19937_64& random) {
   world.shape = {.rows = 1 + random() % 12,
                  .groups = static_cast<std::uint32_t>(1 + random() % 5),
                  .elements = std::uint32_t{32} << random() % 3};
+  if (random() % 40 == 0)  // rows of several stretches
+    world.shape = {.rows = 2, .groups = static_cast<std::uint32_t>(40 + random() % 30), .elements = 128};
   world.value = value_types[random() % 3];
   world.code = code_types[random() % 3];
   world.lay_out(random);
@@ -241,11 +243,18 @@ struct which_access {
   mutable bool is_wide = false;
   mutable std::uint32_t lanes = 0;
   mutable std::uint32_t packets_a_lane = 0;
-  template <dtype Value, dtype Code, detail::group_access Access, std::uint32_t Each>
-  result<void> each(const detail::quantize_work<Value, Code, Access, Each>& work) const {
-    is_wide = Access == detail::group_access::packets;
+  template <dtype Value, dtype Code, std::uint32_t Each>
+  result<void> each(const detail::quantize_work<Value, Code, Each>& work) const {
+    is_wide = true;
     lanes = work.lanes();
     packets_a_lane = Each;
+    return {};
+  }
+  template <dtype Value, dtype Code>
+  result<void> each(const detail::quantize_rows_work<Value, Code>& work) const {
+    is_wide = false;
+    lanes = work.lanes();
+    packets_a_lane = 1;
     return {};
   }
 };
@@ -478,8 +487,8 @@ TEST_SUITE("quantize_groups") {
     CHECK(shared(dtype::f32, dtype::int8, 128) == std::pair(8U, 4U));
     CHECK(shared(dtype::f32, dtype::int4, 128) == std::pair(16U, 2U));
     // In pieces, where it is bound by their number.
-    CHECK(shared(dtype::f32, dtype::int8, 128, 4) == std::pair(16U, 2U));
-    CHECK(shared(dtype::bf16, dtype::int8, 128, 8) == std::pair(8U, 2U));
+    CHECK(shared(dtype::f32, dtype::int8, 128, 4) == std::pair(32U, 1U));
+    CHECK(shared(dtype::bf16, dtype::int8, 128, 8) == std::pair(32U, 1U));
   }
 
   TEST_CASE("offsets have 64 bits") {
@@ -492,7 +501,7 @@ TEST_SUITE("quantize_groups") {
     const detail::group_ends<std::byte, const std::byte> ends{
         end, {&base, apart, 128, 8}, {&base, apart, 4, 4}};
     const group_shape many{.rows = std::uint64_t{1} << 33, .groups = 3, .elements = 128};
-    using work = detail::dequantize_work<dtype::bf16, dtype::int8, detail::group_access::packets>;
+    using work = detail::dequantize_work<dtype::bf16, dtype::int8>;
     CHECK(work(many, ends).items() == (std::uint64_t{1} << 33) * 3 * 16);
   }
 

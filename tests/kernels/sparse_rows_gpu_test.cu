@@ -202,12 +202,14 @@ void check_lists(std::uint64_t seed, cudaStream_t stream) {
 /// Buffers of hot rows over some steps: every word of the state, and every row.
 void check_hot_rows(std::uint64_t seed, cudaStream_t stream) {
   std::mt19937_64 random(seed);
-  const hot_rows_shape shape{.sequences = static_cast<std::uint32_t>(1 + random() % 40),
-                             .slots = static_cast<std::uint32_t>(1 + random() % 9),
-                             .positions = 24};
+  const bool is_large = seed % 2 == 0;  // more slots, and wanted rows, than a warp has lanes
+  const hot_rows_shape shape{.sequences = static_cast<std::uint32_t>(1 + random() % (is_large ? 5 : 40)),
+                             .slots = static_cast<std::uint32_t>(1 + random() % (is_large ? 90 : 9)),
+                             .positions = is_large ? 200U : 24U};
   const auto k = static_cast<std::uint32_t>(1 + random() % shape.slots);
   constexpr std::uint64_t row_bytes = 48;
-  std::vector<std::int32_t> table(std::size_t{shape.sequences} * 6);
+  const std::uint32_t columns = (shape.positions + 3) / 4;
+  std::vector<std::int32_t> table(std::size_t{shape.sequences} * columns);
   for (std::size_t i = 0; i < table.size(); ++i)
     table[i] = random() % 9 == 0 ? -1 : static_cast<std::int32_t>(random() % table.size());
   std::vector<std::byte> pool(table.size() * 4 * row_bytes);
@@ -221,7 +223,7 @@ void check_hot_rows(std::uint64_t seed, cudaStream_t stream) {
   const device_array<std::byte> device_rows(rows);
   const padded_table_view tables{.block_table = table.data(),
                                  .num_sequences = static_cast<std::int32_t>(shape.sequences),
-                                 .max_blocks = 6,
+                                 .max_blocks = static_cast<std::int32_t>(columns),
                                  .block_tokens = 4};
   padded_table_view there = tables;
   there.block_table = device_table.data();
@@ -231,7 +233,7 @@ void check_hot_rows(std::uint64_t seed, cudaStream_t stream) {
   for (int turn = 0; turn < 4; ++turn) {
     std::vector<std::int32_t> wanted(std::size_t{k} * shape.sequences);
     for (std::int32_t& each : wanted)
-      each = static_cast<std::int32_t>(random() % 26) - 1;
+      each = static_cast<std::int32_t>(random() % (shape.positions + 2)) - 1;
     std::vector<std::int32_t> newest(shape.sequences, turn);
     std::vector<std::int32_t> slots(wanted.size(), -9);
     std::vector<hot_miss> misses(wanted.size());

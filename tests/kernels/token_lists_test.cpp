@@ -181,9 +181,11 @@ TEST_SUITE("hot_rows") {
     for (const auto seed : seeds(60, 12)) {
       CAPTURE(seed);
       std::mt19937_64 random(seed);
-      const hot_rows_shape shape{.sequences = static_cast<std::uint32_t>(1 + random() % 3),
-                                 .slots = static_cast<std::uint32_t>(1 + random() % 12),
-                                 .positions = static_cast<std::uint32_t>(1 + random() % 40)};
+      const bool is_large = seed % 6 == 5;  // more slots, and wanted rows, than a warp has lanes
+      const hot_rows_shape shape{
+          .sequences = static_cast<std::uint32_t>(1 + random() % 3),
+          .slots = static_cast<std::uint32_t>(1 + random() % (is_large ? 100 : 12)),
+          .positions = static_cast<std::uint32_t>(1 + random() % (is_large ? 250 : 40))};
       const auto k = static_cast<std::uint32_t>(random() % (shape.slots + 1));
       const std::uint32_t stride = k + static_cast<std::uint32_t>(random() % 3);
       constexpr std::uint64_t row_bytes = 32;

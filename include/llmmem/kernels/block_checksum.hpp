@@ -15,8 +15,9 @@ namespace llmmem {
 inline namespace v0 {
 
 // `Blocks` is `strided_blocks` or `numbered_blocks` for blocks of KV, `few_copies` or `listed_copies` for
-// chunks of any lengths, or a `block_list` of your own. Blocks may have any alignment; an access is 16 bytes
-// if all addresses are multiples of that, else 4 or 1: slower, but correct.
+// chunks of any lengths, or a `block_list` of your own. Blocks may have any alignment. Where the longest has
+// more than 2 KiB (1 KiB for digests), a warp takes a tile by neighbouring aligned accesses at any
+// address; shorter blocks are read by 16 bytes if all addresses are multiples of that, else by one.
 //
 // Sums are overwritten, one for each block of the list, empty blocks included. Nothing allocates or waits: a
 // graph may contain these calls, and its replay reads the blocks and lists of that moment. Any number may run

@@ -96,12 +96,18 @@ class warp_lanes {
   __device__ void each(const Do& act) const noexcept {
     act(lane_.lane);
   }
-  __device__ void swap(held<float>& values, std::uint32_t step) const noexcept {
+  template <class T>
+    requires(sizeof(T) == 4)
+  __device__ void swap(held<T>& values, std::uint32_t step) const noexcept {
     values[0] = __shfl_xor_sync(whole_warp, values[0], static_cast<int>(step));
   }
-  template <class From>
-  __device__ void take_from(held<float>& out, const held<float>& values, const From& from) const noexcept {
+  template <class T, class From>
+    requires(sizeof(T) == 4)
+  __device__ void take_from(held<T>& out, const held<T>& values, const From& from) const noexcept {
     out[0] = __shfl_sync(whole_warp, values[0], static_cast<int>(from(lane_.lane)));
+  }
+  [[nodiscard]] __device__ std::uint32_t ballot(const held<bool>& values) const noexcept {
+    return __ballot_sync(whole_warp, values[0]);
   }
   [[nodiscard]] __device__ float of_eight(const held<float>& values, std::uint32_t /*lane*/,
                                           std::uint32_t i) const noexcept {

@@ -23,10 +23,10 @@ struct hot_rows_shape {
   friend constexpr bool operator==(const hot_rows_shape&, const hot_rows_shape&) noexcept = default;
 };
 
-/// Words of the state of one sequence: each position's slot, each slot's position and neighbours by last use,
-/// and both ends of that order.
+/// Words of the state of one sequence: each position's slot, each slot's position, the slots by last use, and
+/// a mark for each slot.
 [[nodiscard]] LLMMEM_HD constexpr std::uint64_t hot_rows_words(const hot_rows_shape& shape) noexcept {
-  return std::uint64_t{shape.positions} + std::uint64_t{shape.slots} * 3 + 2;
+  return std::uint64_t{shape.positions} + std::uint64_t{shape.slots} * 3;
 }
 
 /// A row to fetch: a position of a sequence, and the slot that has it from now on.
@@ -75,7 +75,7 @@ result<void> reset_hot_rows(const Run& run, const hot_rows_shape& shape, std::sp
 /// @return `errc::out_of_range` for more wanted rows than slots; `errc::too_short` for null pointers and for
 ///      a shorter state or stride; for other shapes as `reset_hot_rows`. Then nothing has begun. Otherwise
 ///      the result of `run`.
-/// @par Complexity   O(1) for each wanted row, one after the other in a thread for each sequence.
+/// @par Complexity   O(wanted + slots) for each sequence, 32 at once: a warp has one.
 /// @par Source   the idea of vllm#46326, a buffer of selected rows by last use over a pool on the host, whose
 ///      resolver has a block of threads for each sequence.
 template <class Run>

@@ -161,13 +161,28 @@ LLMMEM_HD inline void add_to(std::uint64_t& number, std::uint64_t more) noexcept
 }
 
 /// Lowers a number to at most `most`, atomically with respect to other threads that do so.
-LLMMEM_HD inline void lower_to(std::uint64_t& number, std::uint64_t most) noexcept {
+template <class Number>
+  requires(std::same_as<Number, std::uint64_t> || std::same_as<Number, std::int32_t>)
+LLMMEM_HD inline void lower_to(Number& number, std::type_identity_t<Number> most) noexcept {
 #if defined(__CUDA_ARCH__)
-  atomicMin(reinterpret_cast<unsigned long long*>(&number), static_cast<unsigned long long>(most));
+  using word = std::conditional_t<sizeof(Number) == 8, unsigned long long, int>;
+  atomicMin(reinterpret_cast<word*>(&number), static_cast<word>(most));
 #else
   const std::atomic_ref shared(number);
-  std::uint64_t now = shared.load(std::memory_order_relaxed);
+  Number now = shared.load(std::memory_order_relaxed);
   while (most < now && !shared.compare_exchange_weak(now, most, std::memory_order_relaxed)) {
+  }
+#endif
+}
+
+/// Raises a number to at least `least`, atomically with respect to other threads that do so.
+LLMMEM_HD inline void raise_to(std::int32_t& number, std::int32_t least) noexcept {
+#if defined(__CUDA_ARCH__)
+  atomicMax(&number, least);
+#else
+  const std::atomic_ref shared(number);
+  std::int32_t now = shared.load(std::memory_order_relaxed);
+  while (least > now && !shared.compare_exchange_weak(now, least, std::memory_order_relaxed)) {
   }
 #endif
 }

@@ -50,16 +50,26 @@ class host_lanes {
       act(lane);
   }
   /// Each lane gets the value of the lane whose number differs by the bit `step`.
-  LLMMEM_HD void swap(held<float>& values, std::uint32_t step) const noexcept {
-    const held<float> before = values;
+  template <class T>
+    requires(sizeof(T) == 4)
+  LLMMEM_HD void swap(held<T>& values, std::uint32_t step) const noexcept {
+    const held<T> before = values;
     for (std::uint32_t lane = 0; lane < lanes_; ++lane)
       values[lane] = before[lane ^ step];
   }
   /// Each lane gets the value of lane `from(lane)`.
-  template <class From>
-  LLMMEM_HD void take_from(held<float>& out, const held<float>& values, const From& from) const noexcept {
+  template <class T, class From>
+    requires(sizeof(T) == 4)
+  LLMMEM_HD void take_from(held<T>& out, const held<T>& values, const From& from) const noexcept {
     for (std::uint32_t lane = 0; lane < lanes_; ++lane)
       out[lane] = values[from(lane)];
+  }
+  /// Returns the lanes that hold `true`, a bit each. @pre the group has 32 lanes
+  [[nodiscard]] LLMMEM_HD std::uint32_t ballot(const held<bool>& values) const noexcept {
+    std::uint32_t out = 0;
+    for (std::uint32_t lane = 0; lane < lanes_; ++lane)
+      out |= (values[lane] ? 1U : 0U) << lane;
+    return out;
   }
   /// Returns the value of number `i` of the eight lanes that include `lane`. @pre i < 8
   [[nodiscard]] LLMMEM_HD float of_eight(const held<float>& values, std::uint32_t lane,
@@ -77,7 +87,8 @@ class host_lanes {
 ///
 /// Each thread that is a lane of the group calls `run(item, group)`, or a host once. A lane's values are in a
 /// `Group::held<T>`; `group.each(f)` calls `f(lane)` for each lane of the calling thread; between two such
-/// calls all lanes call `swap`, `take_from` and `of_eight`.
+/// calls all lanes call `swap`, `take_from`, `ballot` and `of_eight`. What one lane writes to memory another
+/// may read after all have called `meet`.
 ///
 /// A device's warp has several groups, and all of them communicate at once. So `run` is also called with an
 /// item past the end, `items()` and above: it communicates as for an item, but reads and writes nothing. A

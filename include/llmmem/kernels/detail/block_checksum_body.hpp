@@ -3,7 +3,10 @@
 #pragma once
 
 #include <llmmem/kernels/block_checksum.hpp>
+#include <llmmem/kernels/detail/checksum_give.hpp>
 #include <llmmem/kernels/detail/checksum_tiles.hpp>
+#include <llmmem/kernels/detail/crc32c_rows.hpp>
+#include <llmmem/kernels/detail/digest_rows.hpp>
 #include <llmmem/kernels/detail/wide_access.hpp>
 #include <llmmem/kernels/divider.hpp>
 #include <llmmem/kernels/items.hpp>
@@ -18,15 +21,6 @@ namespace llmmem {
 inline namespace v0 {
 
 namespace detail {
-
-/// Returns a block of a list, cut to the list's longest.
-template <block_list Blocks>
-[[nodiscard]] LLMMEM_HD inline copy_task block_of(const Blocks& blocks, std::uint64_t number,
-                                                  std::uint64_t longest) noexcept {
-  copy_task out = blocks[number];
-  if (out.bytes > longest) out.bytes = longest;
-  return out;
-}
 
 /// A host can check its own lists for missing memory, but not lists on a device.
 template <class L>
@@ -50,14 +44,6 @@ template <block_list Blocks>
     if (each.from == nullptr || (use == checksum_use::copied && each.to == nullptr)) return true;
   }
   return false;
-}
-
-template <class Value>
-LLMMEM_HD inline void write_sum(Value* to, Value sum) noexcept {
-  packet<sizeof(Value)> out;
-  for (unsigned i = 0; i < sizeof(Value) / 4; ++i)
-    out.words[i] = static_cast<std::uint32_t>(std::uint64_t{sum} >> (32 * i));
-  store_packet<sizeof(Value)>(reinterpret_cast<std::byte*>(to), out);
 }
 
 /// The initial sums of blocks of several tiles: an item is a block.
@@ -109,11 +95,7 @@ struct checksum_work {
   [[nodiscard]] LLMMEM_HD static partial combine(partial a, partial b) noexcept { return Sum::join(a, b); }
   LLMMEM_HD void give(std::uint64_t item, group_lane lane, const held& mine, partial total) const noexcept {
     if (lane.lane != 0) return;
-    if (tiles.by() == 1) {
-      write_sum(out + item, Sum::join(total, sum.start(mine.bytes)));
-    } else if (mine.begin < mine.bytes) {
-      Sum::join_to(out[tiles.quotient(item)], total);
-    }
+    give_sum(sum, tiles.by() == 1, mine.begin < mine.bytes, mine.bytes, total, out[tiles.quotient(item)]);
   }
 };
 static_assert(group_work<checksum_work<crc32c_sum, 16, checksum_use::looked_at, few_copies>>);
@@ -138,11 +120,21 @@ result<void> run_checksums(const Run& run, const Blocks& blocks, std::span<typen
     if (auto done = run.each(start); !done) return done;
   }
   const row_alignment aligned = blocks.alignment();
-  const bool is_copied = Use == checksum_use::copied;
-  return at_width(is_copied ? std::min(aligned.from, aligned.to) : aligned.from, [&](auto width) {
-    return run.each(checksum_work<Sum, width(), Use, Blocks>{
-        blocks, sum, shape, longest, divider(static_cast<std::uint32_t>(tiles)), sums.data()});
-  });
+  const std::uint32_t narrower =
+      Use == checksum_use::copied ? std::min(aligned.from, aligned.to) : aligned.from;
+  const bool is_wide = narrower >= 16;
+  const divider by(static_cast<std::uint32_t>(tiles));
+  // A warp for each tile, as far as a tile has bytes for all its lanes.
+  if (shape.lanes == 32 && (Sum::rows_when_wide || !is_wide)) {
+    if constexpr (std::same_as<Sum, crc32c_sum>) {
+      return run.each(crc32c_rows_work<Use, Blocks>{blocks, sum, shape.bytes(), longest, by, sums.data()});
+    } else {
+      return run.each(digest_rows_work<Use, Blocks>{blocks, sum, shape.bytes(), longest, by, sums.data()});
+    }
+  }
+  if (is_wide)
+    return run.each(checksum_work<Sum, 16, Use, Blocks>{blocks, sum, shape, longest, by, sums.data()});
+  return run.each(checksum_work<Sum, 1, Use, Blocks>{blocks, sum, shape, longest, by, sums.data()});
 }
 
 }  // namespace detail

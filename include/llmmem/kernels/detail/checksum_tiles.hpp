@@ -59,6 +59,9 @@ struct tile_shape {
 /// CRC-32C: a lane has one stretch of a tile.
 struct crc32c_sum {
   using value = std::uint32_t;
+  /// Whether long blocks take crc32c_rows.hpp, or digest_rows.hpp, although 16 bytes are aligned: a stretch
+  /// for each lane touches sectors of which it takes a half.
+  static constexpr bool rows_when_wide = true;
   crc32c_powers powers{};
 
   [[nodiscard]] static constexpr tile_shape shape(std::uint64_t blocks, std::uint64_t longest) noexcept {
@@ -130,6 +133,7 @@ struct crc32c_sum {
 /// `block_digest`: lanes take a tile's packets alternately.
 struct digest_sum {
   using value = std::uint64_t;
+  static constexpr bool rows_when_wide = false;
 
   [[nodiscard]] static constexpr tile_shape shape(std::uint64_t blocks, std::uint64_t longest) noexcept {
     return shape_tiles(blocks, longest, 64, 512, 64);
@@ -177,7 +181,7 @@ struct digest_sum {
     return sum;
   }
 
- private:
+  /// Returns what 16 bytes add, whose first word has the number `word`.
   [[nodiscard]] static LLMMEM_HD value of_packet(const packet<16>& in, std::uint64_t word) noexcept {
     const std::uint64_t key = digest_key(word);
     return digest_word(in.words[0], in.words[1], key) +

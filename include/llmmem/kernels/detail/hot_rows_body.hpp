@@ -9,11 +9,13 @@
 #include <llmmem/kernels/hot_rows.hpp>
 #include <llmmem/kernels/items.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
+#include <llmmem/kernels/lanes.hpp>
 #include <llmmem/kernels/packet.hpp>
 #include <llmmem/kernels/rows.hpp>
 #include <llmmem/result.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -21,67 +23,18 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// The state of a sequence. Rows are in a list by their last use.
+/// The state of a sequence.
 struct hot_state {
   std::int32_t* slot_of;      // [positions]
   std::int32_t* position_of;  // [slots]
-  std::int32_t* older;
-  std::int32_t* newer;
-  std::int32_t* ends;  // the oldest, the newest
+  std::int32_t* order;        // [slots]: slots, that of the row used longest ago first
+  std::int32_t* mark;         // [slots]: -1 between steps
 
   LLMMEM_HD hot_state(const hot_rows_shape& shape, std::int32_t* all, std::uint64_t sequence) noexcept
       : slot_of(all + sequence * hot_rows_words(shape)),
         position_of(slot_of + shape.positions),
-        older(position_of + shape.slots),
-        newer(older + shape.slots),
-        ends(newer + shape.slots) {}
-
-  /// Makes a slot the newest.
-  LLMMEM_HD void touch(std::int32_t slot) const noexcept {
-    if (ends[1] == slot) return;
-    const std::int32_t before = older[slot];
-    const std::int32_t after = newer[slot];  // there is one: the slot is not the newest
-    if (before >= 0) {
-      newer[before] = after;
-    } else {
-      ends[0] = after;
-    }
-    older[after] = before;
-    newer[ends[1]] = slot;
-    older[slot] = ends[1];
-    newer[slot] = -1;
-    ends[1] = slot;
-  }
-  /// Gives up a position, and its slot before all others.
-  LLMMEM_HD void forget(std::int32_t position) const noexcept {
-    const std::int32_t slot = slot_of[position];
-    if (slot < 0) return;
-    slot_of[position] = -1;
-    position_of[slot] = -1;
-    if (ends[0] == slot) return;
-    const std::int32_t before = older[slot];  // there is one: the slot is not the oldest
-    const std::int32_t after = newer[slot];
-    newer[before] = after;
-    if (after >= 0) {
-      older[after] = before;
-    } else {
-      ends[1] = before;
-    }
-    older[ends[0]] = slot;
-    newer[slot] = ends[0];
-    older[slot] = -1;
-    ends[0] = slot;
-  }
-  /// Returns the slot used longest ago, which has a position from now on.
-  [[nodiscard]] LLMMEM_HD std::int32_t take(std::int32_t position) const noexcept {
-    const std::int32_t slot = ends[0];
-    const std::int32_t left = position_of[slot];
-    if (left >= 0) slot_of[left] = -1;
-    position_of[slot] = position;
-    slot_of[position] = slot;
-    touch(slot);
-    return slot;
-  }
+        order(position_of + shape.slots),
+        mark(order + shape.slots) {}
 };
 
 /// An item for each word of a state.
@@ -99,20 +52,8 @@ class hot_reset_work {
   LLMMEM_HD void run(std::uint64_t item) const noexcept {
     const std::uint64_t sequence = first_ + words_.quotient(item);
     const std::uint32_t word = words_.remainder(item);
-    const std::uint32_t order = shape_.positions + shape_.slots;
-    std::int32_t value = -1;
-    if (word >= order) {
-      const std::uint32_t in_order = word - order;
-      const std::uint32_t last = shape_.slots - 1;
-      if (in_order < shape_.slots) {
-        value = static_cast<std::int32_t>(in_order) - 1;
-      } else if (in_order < 2 * shape_.slots) {
-        const std::uint32_t slot = in_order - shape_.slots;
-        value = slot == last ? -1 : static_cast<std::int32_t>(slot + 1);
-      } else {
-        value = in_order == 2 * shape_.slots ? 0 : static_cast<std::int32_t>(last);
-      }
-    }
+    const std::uint32_t in_order = word - (shape_.positions + shape_.slots);  // wraps around before it
+    const std::int32_t value = in_order < shape_.slots ? static_cast<std::int32_t>(in_order) : -1;
     state_[sequence * words_.by() + word] = value;
   }
 
@@ -125,56 +66,242 @@ class hot_reset_work {
 };
 static_assert(item_work<hot_reset_work>);
 
-/// An item for each sequence.
+/// An item for each sequence, for all lanes of a warp: 32 wanted rows at once, or 32 slots. A state is that
+/// of the rows taken one after the other:
+///
+/// - a row that is there is renewed where it is last named, so its slot is marked with the highest of its
+///   numbers in the list;
+/// - a row that is not there is fetched where it is first named, so its position is marked with the lowest;
+/// - as many of the slots without a mark as rows are fetched are given up, in the order they are in.
 class hot_resolve_work {
  public:
+  static constexpr std::uint32_t threads = 128;
+  static constexpr std::uint32_t blocks = 8;
+
   hot_resolve_work(const hot_rows_shape& shape, std::int32_t* state, const hot_rows_step& step) noexcept
       : shape_(shape), state_(state), step_(step) {}
 
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return shape_.sequences; }
-  LLMMEM_HD void run(std::uint64_t sequence) const noexcept {
-    const hot_state state(shape_, state_, sequence);
-    const std::uint64_t row = sequence * step_.stride;
-    const std::int32_t* const wanted = step_.wanted + row;
-    std::int32_t* const slots = step_.slots + row;
-    hot_miss* const misses = step_.misses + row;
-    const std::int32_t newest = step_.newest == nullptr ? -1 : step_.newest[sequence];
-    const auto is_kept = [&](std::int32_t position) {
-      return position >= 0 && static_cast<std::uint32_t>(position) < shape_.positions && position != newest;
-    };
-    // The engine writes it in this step: a row of it that is here is from before a truncation.
-    if (newest >= 0 && static_cast<std::uint32_t>(newest) < shape_.positions) state.forget(newest);
-    for (std::uint32_t i = 0; i < step_.wanted_count; ++i) {
-      const std::int32_t position = wanted[i];
-      if (!is_kept(position)) continue;
-      const std::int32_t slot = state.slot_of[position];
-      if (slot >= 0) state.touch(slot);
-    }
-    std::uint32_t missed = 0;
-    for (std::uint32_t i = 0; i < step_.wanted_count; ++i) {
-      const std::int32_t position = wanted[i];
-      std::int32_t slot = -1;
-      if (is_kept(position)) {
-        slot = state.slot_of[position];
-        if (slot < 0) {
-          slot = state.take(position);
-          misses[missed] = {position, slot};
-          ++missed;
-        }
-      } else if (position >= 0 && position == newest) {
-        slot = static_cast<std::int32_t>(shape_.slots);
-      }
-      slots[i] = slot;
-    }
-    step_.counts[sequence] = missed;
+  [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return 32; }
+  template <class Group>
+  LLMMEM_HD void run(std::uint64_t sequence, const Group& group) const noexcept {
+    if (sequence >= items()) return;
+    step_of_one<Group>(*this, sequence, group).run();
   }
 
  private:
+  /// A step of one sequence.
+  template <class Group>
+  class step_of_one {
+   public:
+    LLMMEM_HD step_of_one(const hot_resolve_work& all, std::uint64_t sequence, const Group& group) noexcept
+        : state_(all.shape_, all.state_, sequence),
+          wanted_(all.step_.wanted + sequence * all.step_.stride),
+          slots_(all.step_.slots + sequence * all.step_.stride),
+          misses_(all.step_.misses + sequence * all.step_.stride),
+          count_(all.step_.counts + sequence),
+          wanted_count_(all.step_.wanted_count),
+          slot_count_(all.shape_.slots),
+          positions_(all.shape_.positions),
+          newest_(all.step_.newest == nullptr ? -1 : all.step_.newest[sequence]),
+          group_(group) {}
+
+    LLMMEM_HD void run() noexcept {
+      const std::int32_t forgotten = forget();
+      mark();
+      count();
+      group_.each([&](std::uint32_t lane) {
+        if (lane == 0) *count_ = missed_;
+      });
+      pass_over_slots(forgotten);
+      renew();
+      place();
+      give();
+    }
+
+   private:
+    template <class T>
+    using held = typename Group::template held<T>;
+    /// What a position that is not there has, and adds its lowest number in the list to.
+    static constexpr std::int32_t lowest = -0x7FFF'FFFF - 1;
+
+    /// Calls `act(lane, i)` for the numbers below `end`, 32 at once; between two calls all lanes met.
+    template <class Do>
+    LLMMEM_HD void each_of(std::uint32_t first, std::uint32_t end, const Do& act) const noexcept {
+      group_.each([&](std::uint32_t lane) {
+        if (first + lane < end) act(lane, first + lane);
+      });
+    }
+    [[nodiscard]] LLMMEM_HD bool is_kept(std::int32_t position) const noexcept {
+      return position >= 0 && static_cast<std::uint32_t>(position) < positions_ && position != newest_;
+    }
+    /// Returns how many lanes below this one hold `true`.
+    [[nodiscard]] static LLMMEM_HD std::uint32_t before(std::uint32_t lanes, std::uint32_t lane) noexcept {
+      std::uint32_t below = lanes & ((1U << lane) - 1U);
+      return bits_in(below);
+    }
+    [[nodiscard]] static LLMMEM_HD std::uint32_t bits_in(std::uint32_t bits) noexcept {
+#if defined(__CUDA_ARCH__)
+      return static_cast<std::uint32_t>(__popc(bits));
+#else
+      return static_cast<std::uint32_t>(std::popcount(bits));
+#endif
+    }
+
+    /// The engine writes the newest row in this step: a row of it that is here is from before a truncation.
+    /// Returns the slot that has none from now on, which is before all others.
+    [[nodiscard]] LLMMEM_HD std::int32_t forget() const noexcept {
+      if (newest_ < 0 || static_cast<std::uint32_t>(newest_) >= positions_) return -1;
+      const std::int32_t slot = state_.slot_of[newest_];
+      group_.meet();
+      if (slot < 0) return -1;
+      group_.each([&](std::uint32_t lane) {
+        if (lane != 0) return;
+        state_.slot_of[newest_] = -1;
+        state_.position_of[slot] = -1;
+      });
+      group_.meet();
+      return slot;
+    }
+    LLMMEM_HD void mark() const noexcept {
+      for (std::uint32_t first = 0; first < wanted_count_; first += 32) {
+        held<std::int32_t> slot{};
+        each_of(first, wanted_count_, [&](std::uint32_t lane, std::uint32_t i) {
+          slot[lane] = is_kept(wanted_[i]) ? state_.slot_of[wanted_[i]] : -1;
+        });
+        group_.meet();
+        each_of(first, wanted_count_, [&](std::uint32_t lane, std::uint32_t i) {
+          if (slot[lane] >= 0) {
+            raise_to(state_.mark[slot[lane]], static_cast<std::int32_t>(i));
+          } else if (is_kept(wanted_[i])) {
+            lower_to(state_.slot_of[wanted_[i]], lowest + static_cast<std::int32_t>(i));
+          }
+        });
+        group_.meet();
+      }
+    }
+    /// Counts the rows to renew and to fetch, and writes the positions of the latter.
+    LLMMEM_HD void count() noexcept {
+      for (std::uint32_t first = 0; first < wanted_count_; first += 32) {
+        held<bool> is_missed{};
+        held<bool> is_renewed{};
+        each_of(first, wanted_count_, [&](std::uint32_t lane, std::uint32_t i) {
+          if (!is_kept(wanted_[i])) return;
+          const std::int32_t slot = state_.slot_of[wanted_[i]];
+          is_missed[lane] = slot == lowest + static_cast<std::int32_t>(i);
+          is_renewed[lane] = slot >= 0 && state_.mark[slot] == static_cast<std::int32_t>(i);
+        });
+        const std::uint32_t missed = group_.ballot(is_missed);
+        each_of(first, wanted_count_, [&](std::uint32_t lane, std::uint32_t i) {
+          if (is_missed[lane]) misses_[missed_ + before(missed, lane)].position = wanted_[i];
+        });
+        missed_ += bits_in(missed);
+        renewed_ += bits_in(group_.ballot(is_renewed));
+      }
+    }
+    /// The first slots without a mark are given up, the others move to the front. Slots are read 32 ahead of
+    /// those that are written: behind a forgotten one they may move by one to the back.
+    LLMMEM_HD void pass_over_slots(std::int32_t forgotten) const noexcept {
+      std::uint32_t passed = 0;
+      held<std::int32_t> slot{};
+      const auto read = [&](held<std::int32_t>& to, std::uint32_t first) {
+        each_of(first, slot_count_, [&](std::uint32_t lane, std::uint32_t i) { to[lane] = state_.order[i]; });
+      };
+      const auto put = [&](std::uint32_t number, std::int32_t which) {
+        if (number < missed_) {
+          misses_[number].slot = which;
+        } else {
+          state_.order[number - missed_] = which;
+        }
+      };
+      read(slot, 0);
+      for (std::uint32_t first = 0; first < slot_count_; first += 32) {
+        held<std::int32_t> next{};
+        held<bool> is_passed{};
+        read(next, first + 32);
+        group_.meet();
+        group_.each([&](std::uint32_t lane) {
+          if (first == 0 && lane == 0 && forgotten >= 0) put(0, forgotten);
+        });
+        if (first == 0 && forgotten >= 0) passed = 1;
+        each_of(first, slot_count_, [&](std::uint32_t lane, std::uint32_t /*i*/) {
+          is_passed[lane] = slot[lane] != forgotten && state_.mark[slot[lane]] < 0;
+        });
+        const std::uint32_t those = group_.ballot(is_passed);
+        group_.each([&](std::uint32_t lane) {
+          if (is_passed[lane]) put(passed + before(those, lane), slot[lane]);
+        });
+        passed += bits_in(those);
+        slot = next;
+        group_.meet();
+      }
+    }
+    /// Rows that are there follow, in the order of their last numbers.
+    LLMMEM_HD void renew() const noexcept {
+      std::uint32_t at = slot_count_ - missed_ - renewed_;
+      for (std::uint32_t first = 0; first < wanted_count_; first += 32) {
+        held<std::int32_t> slot{};
+        held<bool> is_renewed{};
+        each_of(first, wanted_count_, [&](std::uint32_t lane, std::uint32_t i) {
+          slot[lane] = is_kept(wanted_[i]) ? state_.slot_of[wanted_[i]] : -1;
+          is_renewed[lane] = slot[lane] >= 0 && state_.mark[slot[lane]] == static_cast<std::int32_t>(i);
+        });
+        const std::uint32_t those = group_.ballot(is_renewed);
+        group_.meet();
+        group_.each([&](std::uint32_t lane) {
+          if (!is_renewed[lane]) return;
+          state_.order[at + before(those, lane)] = slot[lane];
+          state_.mark[slot[lane]] = -1;
+        });
+        at += bits_in(those);
+        group_.meet();
+      }
+    }
+    /// Rows to fetch are the last, in slots that others leave.
+    LLMMEM_HD void place() const noexcept {
+      for (std::uint32_t first = 0; first < missed_; first += 32) {
+        each_of(first, missed_, [&](std::uint32_t /*lane*/, std::uint32_t i) {
+          const hot_miss miss = misses_[i];
+          const std::int32_t left = state_.position_of[miss.slot];
+          if (left >= 0) state_.slot_of[left] = -1;
+          state_.position_of[miss.slot] = miss.position;
+          state_.slot_of[miss.position] = miss.slot;
+          state_.order[slot_count_ - missed_ + i] = miss.slot;
+        });
+      }
+      group_.meet();
+    }
+    LLMMEM_HD void give() const noexcept {
+      for (std::uint32_t first = 0; first < wanted_count_; first += 32) {
+        each_of(first, wanted_count_, [&](std::uint32_t /*lane*/, std::uint32_t i) {
+          const std::int32_t position = wanted_[i];
+          const bool is_newest = position >= 0 && position == newest_;
+          slots_[i] = is_kept(position) ? state_.slot_of[position]
+                      : is_newest       ? static_cast<std::int32_t>(slot_count_)
+                                        : -1;
+        });
+      }
+    }
+
+    hot_state state_;
+    const std::int32_t* wanted_;
+    std::int32_t* slots_;
+    hot_miss* misses_;
+    std::uint32_t* count_;
+    std::uint32_t wanted_count_;
+    std::uint32_t slot_count_;
+    std::uint32_t positions_;
+    std::int32_t newest_;
+    std::uint32_t missed_ = 0;
+    std::uint32_t renewed_ = 0;
+    const Group& group_;
+  };
+
   hot_rows_shape shape_;
   std::int32_t* state_;
   hot_rows_step step_;
 };
-static_assert(item_work<hot_resolve_work>);
+static_assert(lane_work<hot_resolve_work>);
 
 /// An item for each 16 bytes of each row that may be missed.
 template <class Tables>

@@ -2,8 +2,9 @@
 /// The bodies of `quantize_groups` and `dequantize_groups`.
 #pragma once
 
-#include <llmmem/kernels/detail/aligned_access.hpp>
 #include <llmmem/kernels/detail/group_codes.hpp>
+#include <llmmem/kernels/detail/group_ends.hpp>
+#include <llmmem/kernels/detail/quantize_rows.hpp>
 #include <llmmem/kernels/divider.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/items.hpp>
@@ -17,32 +18,10 @@ inline namespace v0 {
 
 namespace detail {
 
-/// Packets of groups, by row and place in the row.
-template <class Byte>
-struct group_end {
-  Byte* data = nullptr;
-  std::uint64_t row_stride = 0;
-  std::uint32_t group_bytes = 0;
-  std::uint32_t width = 1;  ///< the alignment of every packet
-
-  [[nodiscard]] LLMMEM_HD Byte* at(std::uint64_t row, std::uint64_t group,
-                                   std::uint64_t in_group) const noexcept {
-    return data + row * row_stride + group * group_bytes + in_group;
-  }
-};
-
-/// Values, codes and scales of groups, some read and others written.
-template <class Value, class Code>
-struct group_ends {
-  group_end<Value> values;
-  group_end<Code> codes;
-  group_end<Code> scales;
-};
-
 /// A group, for as many lanes as give each lane `Each` packets of values. Finding the group and its scale
 /// costs a lane equally many instructions for any number of packets: with one packet they take longer than
 /// the move of the bytes.
-template <dtype Value, dtype Code, group_access Access, std::uint32_t Each>
+template <dtype Value, dtype Code, std::uint32_t Each>
 class quantize_work {
  public:
   struct held {
@@ -93,12 +72,12 @@ class quantize_work {
 
   [[nodiscard]] LLMMEM_HD packet<16> load(std::uint64_t item, std::uint64_t p) const noexcept {
     const std::uint64_t row = by_.quotient(item);
-    return load_aligned<16, cache_hint::streaming, Access>(
-        ends_.values.at(row, item - row * by_.by(), p * std::uint64_t{16}), ends_.values.width);
+    return load_packet<16, cache_hint::streaming>(
+        ends_.values.at(row, item - row * by_.by(), p * std::uint64_t{16}));
   }
   LLMMEM_HD void store(std::uint64_t item, std::uint64_t p, const packet<bytes>& codes) const noexcept {
     const std::uint64_t row = by_.quotient(item);
-    store_aligned<Access>(ends_.codes.at(row, item - row * by_.by(), p * bytes), codes, ends_.codes.width);
+    store_packet<bytes>(ends_.codes.at(row, item - row * by_.by(), p * bytes), codes);
   }
 
   group_ends<const std::byte, std::byte> ends_;
@@ -106,10 +85,10 @@ class quantize_work {
   std::uint64_t rows_;
   std::uint32_t packets_;
 };
-static_assert(group_work<quantize_work<dtype::bf16, dtype::int8, group_access::packets, 4>>);
+static_assert(group_work<quantize_work<dtype::bf16, dtype::int8, 4>>);
 
 /// An item for each packet of values.
-template <dtype Value, dtype Code, group_access Access>
+template <dtype Value, dtype Code>
 class dequantize_work {
  public:
   dequantize_work(const group_shape& shape, const group_ends<std::byte, const std::byte>& ends) noexcept
@@ -126,10 +105,9 @@ class dequantize_work {
     const std::uint64_t row = by_.quotient(number);
     const std::uint64_t group = number - row * by_.by();
     const float scale = float_of_bits(load_packet<4>(ends_.scales.at(row, group, 0)).words[0]);
-    const auto codes = load_aligned<bytes, cache_hint::streaming, Access>(
-        ends_.codes.at(row, group, p * bytes), ends_.codes.width);
-    store_aligned<Access>(ends_.values.at(row, group, p * std::uint64_t{16}),
-                          values_of<Value, Code>(codes, scale), ends_.values.width);
+    const auto codes = load_packet<bytes, cache_hint::streaming>(ends_.codes.at(row, group, p * bytes));
+    store_packet<16>(ends_.values.at(row, group, p * std::uint64_t{16}),
+                     values_of<Value, Code>(codes, scale));
   }
 
  private:
@@ -138,31 +116,37 @@ class dequantize_work {
   std::uint64_t rows_;
   std::uint32_t packet_bits_;
 };
-static_assert(item_work<dequantize_work<dtype::bf16, dtype::int8, group_access::packets>>);
+static_assert(item_work<dequantize_work<dtype::bf16, dtype::int8>>);
 
-/// The works that quantise.
+/// The works that quantise: of packets that are aligned, and of others.
 struct quantize_works {
-  template <dtype Value, dtype Code, group_access Access, class Run>
+  template <dtype Value, dtype Code, class Run>
   static result<void> start(const Run& run, const group_shape& shape,
                             const group_ends<const std::byte, std::byte>& ends) {
-    if constexpr (Access == group_access::packets) {
-      // As many packets per lane as keep adjacent codes of a group's lanes in one sector of memory.
-      const std::uint32_t packets = ends.values.group_bytes / 16;
-      const auto is_sector = [&](std::uint32_t each) {
-        return packets / each * code_bytes<Value, Code> >= 32;
-      };
-      if (is_sector(4)) return run.each(quantize_work<Value, Code, Access, 4>(shape, ends));
-      if (!is_sector(2)) return run.each(quantize_work<Value, Code, Access, 1>(shape, ends));
-    }
-    return run.each(quantize_work<Value, Code, Access, 2>(shape, ends));
+    // As many packets per lane as keep adjacent codes of a group's lanes in one sector of memory.
+    const std::uint32_t packets = ends.values.group_bytes / 16;
+    const auto is_sector = [&](std::uint32_t each) { return packets / each * code_bytes<Value, Code> >= 32; };
+    if (is_sector(4)) return run.each(quantize_work<Value, Code, 4>(shape, ends));
+    if (is_sector(2)) return run.each(quantize_work<Value, Code, 2>(shape, ends));
+    return run.each(quantize_work<Value, Code, 1>(shape, ends));
+  }
+  template <dtype Value, dtype Code, class Run>
+  static result<void> start_pieces(const Run& run, const group_shape& shape,
+                                   const group_ends<const std::byte, std::byte>& ends) {
+    return run.each(quantize_rows_work<Value, Code>(shape, ends));
   }
 };
 /// The works that convert back.
 struct dequantize_works {
-  template <dtype Value, dtype Code, group_access Access, class Run>
+  template <dtype Value, dtype Code, class Run>
   static result<void> start(const Run& run, const group_shape& shape,
                             const group_ends<std::byte, const std::byte>& ends) {
-    return run.each(dequantize_work<Value, Code, Access>(shape, ends));
+    return run.each(dequantize_work<Value, Code>(shape, ends));
+  }
+  template <dtype Value, dtype Code, class Run>
+  static result<void> start_pieces(const Run& run, const group_shape& shape,
+                                   const group_ends<std::byte, const std::byte>& ends) {
+    return run.each(dequantize_rows_work<Value, Code>(shape, ends));
   }
 };
 
@@ -210,9 +194,8 @@ result<void> run_groups_as(const Run& run, const group_shape& shape, const group
   const auto by = end_of(scales.data, scales.row_stride, shape, 4, 4, 4, names.scales);
   if (!by) return by.error();
   const group_ends<ValueByte, CodeByte> ends{*in, *out, *by};
-  if (in->width == 16 && out->width == bytes)
-    return Works::template start<Value, Code, group_access::packets>(run, shape, ends);
-  return Works::template start<Value, Code, group_access::pieces>(run, shape, ends);
+  if (in->width == 16 && out->width == bytes) return Works::template start<Value, Code>(run, shape, ends);
+  return Works::template start_pieces<Value, Code>(run, shape, ends);
 }
 
 template <class Works, dtype Value, class Run, class ValueByte, class CodeByte>
