@@ -80,8 +80,7 @@ class unordered_sum {
 
   /// Returns the sum: within 2^-45 of the exact one, and equal for equal numbers in any order.
   [[nodiscard]] LLMMEM_HD double value() const noexcept {
-    constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-    if (base_ == is_nan) return nan;
+    if (base_ == is_nan) return no_number;
     std::uint64_t whole[digits] = {};
     std::uint64_t carry = 0;
     LLMMEM_UNROLL
@@ -102,6 +101,7 @@ class unordered_sum {
  private:
   static constexpr std::size_t digits = 4;
   static constexpr std::uint64_t is_nan = ~std::uint64_t{0};
+  static constexpr double no_number = std::numeric_limits<double>::quiet_NaN();
 
   [[nodiscard]] static LLMMEM_HD std::uint32_t bits_of(float number) noexcept {
 #if defined(__CUDA_ARCH__)
