@@ -21,8 +21,8 @@ inline namespace v0 {
 // step runs at the rate of separate multiplications and additions, half that of fused ones. Tensor cores
 // would take the products as bf16, at about 15 times the rate of an H100's float multiplications and
 // additions (989 and 67 TFLOP/s, NVIDIA's data sheet, dense); PyTorch and Jordan et al. do that. Their sums
-// have another order, and factors of 8 bits: the update differs from the host's from its third digit on, so
-// no device or split would be checked by bits any more.
+// have another order, and factors of 8 bits: bits would no longer show that a device, or another split, makes
+// the host's step.
 //
 // Errors: as muon.hpp's, and those of `run`.
 

@@ -48,8 +48,8 @@ struct training_prediction {
   /// The least budget of the first tier that works: the most that a step holds at once, in the tier's pages.
   /// With `gather_ahead` at most, because how far the gathers are depends on timing.
   std::uint64_t largest_lease_bytes = 0;
-  /// What the largest chunk takes of a tier: the least budget of one between the first and the last. A planned
-  /// `prefetch_schedule` needs two there, one on its way up and one on its way down.
+  /// What the largest chunk takes of a tier: the least budget of one between the first and the last. A
+  /// planned `prefetch_schedule` needs two there, one on its way up and one on its way down.
   std::uint64_t largest_chunk_bytes = 0;
   /// To other ranks: gathers, sums, refreshes. With `gather_ahead` at most, if layers differ in size: a plan
   /// of gathers that has memory for more layers gathers fewer of them twice.
