@@ -145,15 +145,17 @@ inline void refit_from(const command_line& asked, std::FILE* out, std::FILE* not
       asked.json
           ? fmt::format(
                 R"({{"checkpoint": {}, "saved_by": {}, "step": {}, "loss": {:.6f}, "image_bytes": {}, )"
-                R"("elements_bytes": {}, "sent_bytes": {}, "checksum": "{:08x}", "wrong_tensors": {}}})"
+                R"("elements_bytes": {}, "read_bytes": {}, "sent_bytes": {}, "checksum": "{:08x}", )"
+                R"("wrong_tensors": {}}})"
                 "\n",
                 example::json_string(result.checkpoint), result.saved_by, line.step, line.loss,
-                result.image_bytes, line.elements_bytes, line.sent_bytes, result.checksum, line.wrong_tensors)
+                result.image_bytes, line.elements_bytes, result.read_bytes, line.sent_bytes, result.checksum,
+                line.wrong_tensors)
           : fmt::format(
                 "{}: step {} of {} ranks, loss {:.4f}\n{} engines: a version {} on all of them, {} read, {} "
                 "sent, {} tensors wrong; checksum {:08x}\n",
                 result.checkpoint, line.step, result.saved_by, line.loss, asked.job.engines,
-                bytes(result.image_bytes), bytes(line.elements_bytes), bytes(line.sent_bytes),
+                bytes(result.image_bytes), bytes(result.read_bytes), bytes(line.sent_bytes),
                 line.wrong_tensors, result.checksum),
       "standard output");
   if (line.wrong_tensors != 0)

@@ -220,6 +220,7 @@ inline void serve(job& of, ranks_type& ranks, llmmem::refit<ranks_type>& moving)
 [[nodiscard]] inline job_result run_job(const job_options& asked, const train_gpt::corpus& text) {
   using namespace llmmem;
   const engine_model model = engine_of(asked.shape, asked.form);
+  detail::check_engines(model, asked.engines);
   std::vector<rank_id> trainers;
   std::vector<rank_id> engines;
   for (std::uint32_t i = 0; i < asked.trainers + asked.engines; ++i)

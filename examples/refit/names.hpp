@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,6 +57,31 @@ namespace detail {
     tensor.group = 32;
   }
   return tensor;
+}
+
+/// Refuses engines that would cut the groups in which a matrix is quantised.
+/// @throws llmmem::argument_error  with the numbers of engines that cut none.
+inline void check_engines(const engine_model& model, std::uint32_t engines) {
+  std::uint64_t shared = 0;  // what divides the groups in a row of all matrices that are cut in columns
+  const llmmem::refit_tensor* cut = nullptr;
+  for (std::size_t i = 0; i < model.target.size(); ++i) {
+    const llmmem::refit_tensor& each = model.target[i];
+    if (each.group == 0 || model.axes[i] != llmmem::split_axis::columns) continue;
+    const std::uint64_t groups = each.shape.columns() / each.group;
+    shared = std::gcd(shared, groups);
+    if (groups % engines != 0 && cut == nullptr) cut = &each;
+  }
+  if (cut == nullptr) return;
+  std::string allowed;
+  for (std::uint64_t i = 1; i <= shared && i <= 16; ++i) {
+    if (shared % i == 0) allowed += (allowed.empty() ? "" : ", ") + std::to_string(i);
+  }
+  throw llmmem::argument_error("--engines " + std::to_string(engines) + ": " + std::to_string(cut->group) +
+                               " columns have one scale, and the " + std::to_string(cut->shape.columns()) +
+                               " columns of '" + cut->name + "' are " +
+                               std::to_string(cut->shape.columns() / cut->group) +
+                               " such groups, which so many engines do not share evenly; take --engines " +
+                               allowed + ", or --form bf16");
 }
 
 }  // namespace detail

@@ -38,7 +38,8 @@ struct saved_result {
   std::string plan;
   refit_line line{};  ///< the loss is that of the last step
   std::uint64_t image_bytes = 0;
-  std::uint32_t checksum = 0;  ///< of all engines' weights, in the order of ranks
+  std::uint64_t read_bytes = 0;  ///< from the checkpoint's files, by all engines
+  std::uint32_t checksum = 0;    ///< of all engines' weights, in the order of ranks
 };
 
 /// The engine of a saved run's weights, by the names and shapes that its checkpoint has: those of GPT-2, with
@@ -120,7 +121,7 @@ namespace detail {
 /// Refits `engines` ranks with the newest complete checkpoint in `folder`: each reads what it needs, and none
 /// sends anything. Every part of every engine is then compared with the checkpoint's weights, rounded and
 /// quantised whole.
-/// @throws llmmem::error  for a folder without one; the exceptions of `load_checkpoint`.
+/// @throws llmmem::error  for a folder without one; the exceptions of `load_checkpoint` and `check_engines`.
 [[nodiscard]] inline saved_result refit_saved(const std::string& folder, std::uint32_t engines,
                                               weight_form form) {
   using namespace llmmem;
@@ -132,6 +133,7 @@ namespace detail {
   const found_checkpoint& found = *search.found;
   const refit_checkpoint catalogue(storage, found);
   const engine_model model = engine_of(catalogue.tensors(), form);
+  detail::check_engines(model, engines);
   std::vector<rank_id> all;
   for (std::uint32_t i = 0; i < engines; ++i)
     all.push_back(rank_id{i});
@@ -179,6 +181,7 @@ namespace detail {
       result.line.sent_bytes += outcome.sent_bytes;
       result.line.links += outcome.links;
       result.image_bytes += layout.bytes();
+      result.read_bytes += source.read_bytes();
     } catch (...) {
       const std::lock_guard held(mutex);
       if (!cause) cause = std::current_exception();

@@ -161,7 +161,7 @@ namespace detail {
   worker_team team(asked.threads);
   if (asked.memory == memory_kind::plain) return train_in_plain_memory(asked, run, budget, team, text, notes);
   if (asked.recompute.kind == recompute_kind::none && asked.activation_bits == 0)
-    return train_in_tiers(asked, team, text, notes);
+    return train_in_tiers(asked, run.of_rank(0), team, text, notes);
   return train_in_tiers(asked, run.records, run.of_rank(0), team, text, notes);
 }
 

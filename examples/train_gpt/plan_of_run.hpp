@@ -6,6 +6,7 @@
 #include <llmmem/training/loss_scale.hpp>
 #include <llmmem/training/training_plan.hpp>
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,10 +32,18 @@ struct planned_run {
   llmmem::training_plan plan{};
   llmmem::training_shape layers{};
   planned_records records{};
+  bool plans_moves = false;  ///< of pieces between tiers
 
-  /// @throws llmmem::argument_error  for an impossible combination, or a first tier that is too small.
+  /// @throws llmmem::argument_error  for an impossible combination, or a tier that is too small.
   [[nodiscard]] llmmem::training_prediction of_rank(std::uint32_t rank) const {
-    return llmmem::predict(plan, layers, llmmem::rank_id{rank});
+    llmmem::training_prediction of = llmmem::predict(plan, layers, llmmem::rank_id{rank});
+    if (plans_moves && plan.tiers.size() > 1 && plan.tiers[1] / 2 < of.largest_chunk_bytes) {
+      throw llmmem::argument_error(fmt::format(
+          "a second tier of {} bytes; planned moves need two pieces there, and the largest takes {}: raise "
+          "--host-mib to {}, or choose --schedule on_demand",
+          plan.tiers[1], of.largest_chunk_bytes, ((2 * of.largest_chunk_bytes - 1) >> 20U) + 1));
+    }
+    return of;
   }
 };
 
@@ -62,6 +71,8 @@ struct planned_run {
   if (asked.memory == memory_kind::tiered) {
     run.plan.tiers.push_back(asked.tiers.budget_mib * mib);
     if (asked.tiers.host_mib != 0) run.plan.tiers.push_back(asked.tiers.host_mib * mib);
+    run.plan.tier_page_bytes = tier_options::page_bytes;
+    run.plans_moves = asked.tiers.schedule != schedule_kind::on_demand;
   }
   const std::vector<layer_part> parts = state_parts(run.shape);
   for (std::size_t i = 0; i < parts.size(); ++i) {

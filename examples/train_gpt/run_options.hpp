@@ -41,6 +41,8 @@ struct tier_options {
   std::uint64_t host_mib = 0;  ///< 0: no tier between
   schedule_kind schedule = schedule_kind::next_use;
   std::string folder{};  ///< of the file; empty: the system's folder for temporary files
+
+  static constexpr std::uint64_t page_bytes = 16 * 1024;  ///< of the tiers in memory
 };
 
 /// Where and how often a run is saved.

@@ -119,7 +119,7 @@ struct tier_spaces {
                  llmmem::host_options{.budget = host_budget, .name = "second tier"});
   }
 
-  static constexpr std::uint64_t page = 16 * 1024;
+  static constexpr std::uint64_t page = tier_options::page_bytes;
   std::uint64_t budget;
   std::uint64_t host_budget;
   std::uint64_t all;
@@ -203,13 +203,14 @@ template <class Buffer>
 }
 
 /// Everything is kept, so the calls of a step are known before the first.
-[[nodiscard]] inline run_result train_in_tiers(const command_line& asked, worker_team& team,
-                                               const corpus& text, std::FILE* notes) {
+[[nodiscard]] inline run_result train_in_tiers(const command_line& asked,
+                                               const llmmem::training_prediction& predicted,
+                                               worker_team& team, const corpus& text, std::FILE* notes) {
   using tier = tier_spaces::tier;
   using file = tier_spaces::file;
   tier_spaces spaces(asked.tiers, rounded_bytes(asked.shape));
-  const llmmem::tiered_options options{
-      .largest_lease_bytes = most_leased_elements(asked.shape) * sizeof(float), .name = "train_gpt"};
+  const llmmem::tiered_options options{.largest_lease_bytes = predicted.largest_lease_bytes,
+                                       .name = "train_gpt"};
   if (!spaces.host) {
     llmmem::tiered_buffer<tier, file> buffer(options, {spaces.top, spaces.budget}, {spaces.disk, spaces.all});
     return train_in(buffer, two_tier_names, {file_link(spaces.disk)}, asked, team, text, notes);

@@ -253,6 +253,7 @@
 #include <llmmem/redundancy/xor_parity.hpp>
 #include <llmmem/refit/errors.hpp>
 #include <llmmem/refit/refit.hpp>
+#include <llmmem/refit/refit_device.hpp>
 #include <llmmem/refit/refit_folder.hpp>
 #include <llmmem/refit/refit_image.hpp>
 #include <llmmem/refit/refit_part.hpp>

@@ -6,6 +6,10 @@
 #include <llmmem/comm/nccl_memory.hpp>
 #include <llmmem/comm/nccl_transport.hpp>
 #include <llmmem/comm/thread_network.hpp>
+#include <llmmem/model/training_state.hpp>
+#include <llmmem/sharded_state.hpp>
+#include <llmmem/sharding/zero.hpp>
+#include <llmmem/space/host.hpp>
 #include <llmmem/testing/sim_network.hpp>
 
 #include <algorithm>
@@ -319,6 +323,61 @@ TEST_SUITE("nccl_transport") {
           CHECK(sum[i] == n * static_cast<float>(self * 20 + i) + n * (n - 1) / 2);
         }
         ranks.all_reduce({}, {}, ncclFloat, ncclSum, by).value();
+      });
+    }
+  }
+
+  // Its pieces and messages are of one space: on a device one of pinned memory, which both the host, which
+  // adds, and NCCL use. A `device_space` is refused when the program is compiled.
+  TEST_CASE("a sharded state gathers, sums and refreshes its tensors over NCCL") {
+    for (std::uint32_t world = 1; world <= 4; ++world) {
+      CAPTURE(world);
+      const std::vector<tensor_facts> tensors{{"a", tensor_shape::vector(37), 4},
+                                              {"b", tensor_shape::matrix(3, 5), 4}};
+      in_world(world, world, [&](ranks_of<>& ranks, std::uint32_t self) {
+        host_space pinned({.budget = 1 << 20, .name = "pinned"});
+        const auto floats = [](std::span<std::byte> bytes) {
+          return std::span<float>(reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float));
+        };
+        const zero_partition sharded(tensors, rank_count{world}, zero_stage::weights, state_kind::weights);
+        sharded_state weights(sharded, tensors, ranks, pinned);
+        sharded_state gradients(sharded, tensors, ranks, pinned);
+        const zero_partition whole(tensors, rank_count{world}, zero_stage::gradients, state_kind::weights);
+        sharded_state copies(whole, tensors, ranks, pinned);
+        const std::array scope{tensor_id{0}, tensor_id{1}};
+        for (const tensor_id each : scope) {
+          const std::uint64_t begin = weights.layout().local(each, ranks.rank()).begin;
+          const std::span<float> mine = floats(weights.local(each));
+          for (std::size_t i = 0; i < mine.size(); ++i)
+            mine[i] = static_cast<float>(100 * to_index(each) + begin + i);
+        }
+        {
+          const auto gathered = weights.gather(scope).value();
+          const auto sums = gradients.allocate_whole(scope).value();
+          for (const tensor_id each : scope) {
+            const std::span<float> all = floats(gathered.tensor(to_index(each)));
+            const std::span<float> sum = floats(sums.tensor(to_index(each)));
+            for (std::size_t i = 0; i < all.size(); ++i) {
+              CHECK(all[i] == static_cast<float>(100 * to_index(each) + i));
+              sum[i] = static_cast<float>(self + i);
+            }
+          }
+          gradients.reduce_scatter(sums, sum_f32).value();
+        }
+        const auto n = static_cast<float>(world);
+        for (const tensor_id each : scope) {
+          const std::uint64_t begin = gradients.layout().local(each, ranks.rank()).begin;
+          const std::span<float> mine = floats(gradients.local(each));
+          for (std::size_t i = 0; i < mine.size(); ++i)
+            CHECK(mine[i] == n * static_cast<float>(begin + i) + n * (n - 1) / 2);
+          for (float& of : floats(copies.owned(each)))
+            of = static_cast<float>(to_index(each) + 7);
+        }
+        copies.refresh(scope).value();
+        for (const tensor_id each : scope) {
+          for (const float of : floats(copies.local(each)))
+            CHECK(of == static_cast<float>(to_index(each) + 7));
+        }
       });
     }
   }

@@ -6,7 +6,12 @@
 #include <llmmem/kernels/batched_copy.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/measured_copy_plan.cuh>
+#include <llmmem/refit/refit_device.hpp>
+#include <llmmem/refit/refit_plan.hpp>
+#include <llmmem/sharding/replicated.hpp>
 #include <llmmem/space/virtual_range.hpp>
+#include <llmmem/version/double_buffer.hpp>
+#include <llmmem/version/versioned.hpp>
 
 #include <array>
 #include <cstdint>
@@ -80,6 +85,54 @@ void check_copies(std::uint64_t seed) {
   space.deallocate(room);
   staging.deallocate(host);
   require(space.used() == 0 && space.audit().empty(), "all is given back", seed);
+}
+
+/// Images of refits in device memory: each version whole, also while copies out of the slot's former one run.
+void check_uploads(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const std::vector<refit_tensor> tensors{
+      {.name = "a", .shape = tensor_shape::matrix(1 + random() % 40, 64)}};
+  const std::array one{rank_id{0}};
+  const sharding::replicated all(facts_of(tensors), rank_count{1});
+  const refit_plan plan = make_refit(refit_side<sharding::replicated>{tensors, all, one},
+                                     refit_side<sharding::replicated>{tensors, all, one});
+  const refit_layout layout(plan, rank_id{0});
+  const std::uint64_t bytes = layout.bytes();
+  device_space space(device_pool_source<cuda_runtime>(first), {.budget = 64 * mib});
+  pinned_space staging(pinned_source<cuda_runtime>({.chunk_bytes = 16 * mib}), {.budget = 64 * mib});
+  device_queue copies(space, first, {.depth = 4});
+  device_queue readers(space, first, {.depth = 8});
+  versioned<refit_device_image<device_space>, double_buffer> weights(
+      {}, [&](std::size_t) { return refit_device_image(layout, space); });
+  refit_upload upload(copies, staging, 64 + random() % bytes);
+  std::vector<std::byte> memory(bytes);
+  refit_image image(layout, memory);
+  // Of version n, in the slot that version n + 2 overwrites.
+  std::array<device_fence<cuda_runtime>, 2> read{};
+  std::array<std::vector<std::byte>, 2> expected{};
+  const auto seen = staging.try_allocate(2 * bytes, 4096).value();
+  const auto check_read = [&](std::uint64_t of) {
+    require(std::memcmp(seen.data + of * bytes, expected[of].data(), expected[of].size()) == 0,
+            "a version is read whole before another one overwrites it", seed);
+  };
+  for (std::uint64_t number = 1; number <= 5; ++number) {
+    const std::uint64_t slot = number % 2;
+    for (std::byte& each : memory)
+      each = static_cast<std::byte>(random());
+    image.set_number(number);
+    const std::span<const device_fence<cuda_runtime>> after(&read[slot], 1);
+    require(upload.publish(image, weights, after).has_value(), "an upload", seed);
+    check_read(slot);
+    // The reader gives up its version while the copy out of it still runs.
+    const auto now = weights.snapshot().value();
+    read[slot] = readers.copy_out_async(seen.span().subspan(slot * bytes, bytes), now->memory(), {}).value();
+    expected[slot] = memory;
+  }
+  for (const std::uint64_t slot : {0U, 1U}) {
+    read[slot].wait();
+    check_read(slot);
+  }
+  staging.deallocate(seen);
 }
 
 void check_refusals() {
@@ -200,6 +253,8 @@ int main() {
   }
   for (std::uint64_t seed = 1; seed <= 50; ++seed)
     check_copies(seed);
+  for (std::uint64_t seed = 1; seed <= 6; ++seed)
+    check_uploads(seed);
   check_refusals();
   check_captures();
   check_virtual_memory();

@@ -1,4 +1,5 @@
 #include <llmmem/kernels/adafactor.hpp>
+#include <llmmem/kernels/adafactor_phases.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/host_executor.hpp>
 #include <llmmem/kernels/optimizer_step.hpp>
@@ -359,5 +360,64 @@ TEST_SUITE("adafactor") {
           "optimizer_step: form muon, whose steps begin with muon_momentum: 6 requested, but the highest "
           "allowed "
           "is 4");
+  }
+
+  TEST_CASE("the phases on an executor have the same bits, in any pieces") {
+    for (const auto seed : seeds(24)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const adafactor_shape shape = seed % 4 == 0 ? adafactor_shape{1, 1 + random() % 3000}
+                                                  : adafactor_shape{2 + random() % 200, 2 + random() % 20};
+      tensor here{shape, drawn_floats(shape.elements(), 0.1, 0, random)};
+      tensor there = here;
+      std::vector<unordered_sum> sums(adafactor_sums(shape));
+      adafactor_terms terms;
+      const adafactor_arrays arrays{there.factors.data(), sums.data(), &terms};
+      for (std::uint64_t t = 1; t <= 3; ++t) {
+        const std::vector<float> gradients =
+            drawn_floats(shape.elements(), 0.01, seed % 3 == 0 ? 80 : 0, random);
+        const adafactor_hyper by{.rate = 0.05, .weight_decay = 0.1, .step = t, .gradient_scale = 0.5F};
+        const std::uint64_t cut = random() % (shape.elements() + 1);
+        step(here, gradients, by, {0, cut});
+        const auto phase = [&](const auto& call) {
+          call(there.piece(0, cut), piece_of(gradients, 0, cut));
+          call(there.piece(cut, shape.elements() - cut), piece_of(gradients, cut, shape.elements() - cut));
+        };
+        const host_executor run;
+        adafactor_begin(run, shape, arrays).value();
+        phase([&](const auto& piece, const auto& g) {
+          adafactor_add(run, shape, piece, g, by, arrays).value();
+        });
+        adafactor_factors(run, shape, by, arrays).value();
+        phase([&](const auto& piece, const auto& g) {
+          adafactor_add_updates(run, shape, piece, g, by, arrays).value();
+        });
+        phase([&](const auto& piece, const auto& g) {
+          adafactor_apply(run, shape, piece, g, by, arrays).value();
+        });
+        CHECK(there == here);
+      }
+    }
+  }
+
+  TEST_CASE("phases on an executor without their arrays are refused") {
+    tensor of{{2, 2}, std::vector<float>(4)};
+    const std::vector<float> gradients(4);
+    std::vector<unordered_sum> sums(adafactor_sums(of.shape));
+    adafactor_terms terms;
+    const host_executor run;
+    for (const adafactor_arrays& arrays : {adafactor_arrays{nullptr, sums.data(), &terms},
+                                           adafactor_arrays{of.factors.data(), nullptr, &terms},
+                                           adafactor_arrays{of.factors.data(), sums.data(), nullptr}}) {
+      CHECK(adafactor_begin(run, of.shape, arrays).error().code == errc::too_short);
+      CHECK(
+          adafactor_add(run, of.shape, of.piece(0, 4), piece_of(gradients, 0, 4), {}, arrays).error().code ==
+          errc::too_short);
+    }
+    const adafactor_arrays arrays{of.factors.data(), sums.data(), &terms};
+    CHECK(
+        adafactor_apply(run, of.shape, of.piece(2, 4), piece_of(gradients, 0, 4), {}, arrays).error().code ==
+        errc::out_of_range);
+    CHECK(adafactor_add(run, of.shape, of.piece(4, 0), piece_of(gradients, 0, 0), {}, arrays).has_value());
   }
 }

@@ -1,4 +1,5 @@
 // Every kernel that the library has, instantiated: what the gate on their device code compiles and reads.
+#include <llmmem/kernels/adafactor_phases.hpp>
 #include <llmmem/kernels/batched_copy.hpp>
 #include <llmmem/kernels/block_checksum.hpp>
 #include <llmmem/kernels/block_summary.hpp>
@@ -15,6 +16,7 @@
 #include <llmmem/kernels/kv_quantize.hpp>
 #include <llmmem/kernels/latent_tokens.hpp>
 #include <llmmem/kernels/merge_attention.hpp>
+#include <llmmem/kernels/muon_phases.hpp>
 #include <llmmem/kernels/optimizer_step.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
@@ -65,6 +67,21 @@ result<void> optimizer_kernels(cudaStream_t stream, optimizer_form form, const o
   if (auto done = optimizer_begin(run, form, piece, weights); !done) return done;
   if (auto done = optimizer_step(run, form, piece, gradients, {}); !done) return done;
   return optimizer_weights(run, form, piece, weights);
+}
+
+result<void> matrix_optimizer_kernels(cudaStream_t stream, const adafactor_shape& shape,
+                                      const optimizer_piece& piece, const gradient_piece& gradients,
+                                      const adafactor_arrays& arrays, const muon_shape& matrix,
+                                      std::span<float> floats) {
+  const device_executor run(stream);
+  if (auto done = adafactor_begin(run, shape, arrays); !done) return done;
+  if (auto done = adafactor_add(run, shape, piece, gradients, {}, arrays); !done) return done;
+  if (auto done = adafactor_factors(run, shape, {}, arrays); !done) return done;
+  if (auto done = adafactor_add_updates(run, shape, piece, gradients, {}, arrays); !done) return done;
+  if (auto done = adafactor_apply(run, shape, piece, gradients, {}, arrays); !done) return done;
+  if (auto done = muon_momentum(run, floats, floats, floats, {}); !done) return done;
+  if (auto done = orthogonalize(run, matrix, floats, floats); !done) return done;
+  return muon_apply(run, matrix, floats, floats, {});
 }
 
 result<void> number_kernels(cudaStream_t stream, const group_shape& shape,

@@ -4,6 +4,7 @@
 //
 //   kernel_costs docs/benchmarks/kernel_costs.md   compares, and prints the rows that differ as they are now
 //   kernel_costs                                   prints all rows of one architecture, as the page has them
+#include <llmmem/kernels/adafactor_phases.hpp>
 #include <llmmem/kernels/batched_copy.hpp>
 #include <llmmem/kernels/block_checksum.hpp>
 #include <llmmem/kernels/block_summary.hpp>
@@ -17,6 +18,7 @@
 #include <llmmem/kernels/kv_digest.hpp>
 #include <llmmem/kernels/kv_gather.hpp>
 #include <llmmem/kernels/merge_attention.hpp>
+#include <llmmem/kernels/muon_phases.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
@@ -598,6 +600,45 @@ void count_hot_rows(counting& count) {
   }
 }
 
+/// The phases of optimizers of whole matrices.
+void count_matrix_optimizers(counting& count) {
+  constexpr adafactor_shape shape{64, 256};
+  constexpr std::uint64_t floats = shape.elements() * 4;
+  const device_array<float> weights(std::vector<float>(shape.elements(), 0.5F));
+  const device_array<float> gradients(std::vector<float>(shape.elements(), 0.25F));
+  const device_array<float> factors(std::vector<float>(shape.factors(), 0.0F));
+  const device_array<unordered_sum> sums(std::vector<unordered_sum>(adafactor_sums(shape)));
+  const device_array<adafactor_terms> terms(std::vector<adafactor_terms>(1));
+  const adafactor_arrays arrays{factors.data(), sums.data(), terms.data()};
+  const optimizer_piece piece{.weights = reinterpret_cast<std::byte*>(weights.data()),
+                              .count = shape.elements()};
+  const gradient_piece of{reinterpret_cast<const std::byte*>(gradients.data()), dtype::f32, shape.elements()};
+  count.add("adafactor_add, 64 x 256", 2 * floats,
+            [&](const auto& run) { return adafactor_add(run, shape, piece, of, {}, arrays); });
+  count.add("adafactor_factors, 64 x 256", shape.sums() * sizeof(unordered_sum) + 2 * shape.factors() * 4,
+            [&](const auto& run) { return adafactor_factors(run, shape, {}, arrays); });
+  count.add("adafactor_add_updates, 64 x 256", floats,
+            [&](const auto& run) { return adafactor_add_updates(run, shape, piece, of, {}, arrays); });
+  count.add("adafactor_apply, 64 x 256", 3 * floats,
+            [&](const auto& run) { return adafactor_apply(run, shape, piece, of, {}, arrays); });
+  constexpr muon_shape matrix{32, 64};
+  const device_array<float> scratch(std::vector<float>(matrix.scratch(), 0.0F));
+  const auto some = [](const device_array<float>& in, std::uint64_t size) {
+    return std::span<float>(in.data(), size);
+  };
+  count.add("muon_momentum", 4 * floats, [&](const auto& run) {
+    return muon_momentum(run, some(gradients, shape.elements()), some(weights, shape.elements()),
+                         some(weights, shape.elements()), {});
+  });
+  // Of a product: the factors and the result once.
+  count.add("orthogonalize, 32 x 64", 5 * (3 * 64 + 4 * 32) * 32 * 4, [&](const auto& run) {
+    return orthogonalize(run, matrix, some(weights, matrix.elements()), some(scratch, matrix.scratch()));
+  });
+  count.add("muon_apply", 3 * floats, [&](const auto& run) {
+    return muon_apply(run, {64, 256}, some(weights, shape.elements()), some(gradients, shape.elements()), {});
+  });
+}
+
 /// The rows of this architecture in the page, by their names.
 [[nodiscard]] std::map<std::string, std::string> rows_of(const char* path, const std::string& heading) {
   std::ifstream page(path);
@@ -676,6 +717,7 @@ int main(int count_of_arguments, char** arguments) {
   count_parts(count);
   count_choices(count);
   count_hot_rows(count);
+  count_matrix_optimizers(count);
   const std::string heading = "## sm_" + std::to_string(ptx_machine_architecture());
   if (count_of_arguments > 1) return compare(count, arguments[1], heading);
   std::printf("%s\n\n| kernel | instructions | useful | touched |\n| --- | --- | --- | --- |\n",

@@ -1,5 +1,7 @@
 #include <llmmem/kernels/errors.hpp>
+#include <llmmem/kernels/host_executor.hpp>
 #include <llmmem/kernels/muon.hpp>
+#include <llmmem/kernels/muon_phases.hpp>
 
 #include <doctest/doctest.h>
 
@@ -183,5 +185,45 @@ TEST_SUITE("muon") {
     CHECK(muon_apply({4, 5}, some, std::span(some).first(3), {}).error().code == errc::size_mismatch);
     CHECK(muon_apply({20, 1}, some, some, {}).error().code == errc::out_of_range);
     CHECK(some == before);
+  }
+
+  TEST_CASE("the phases on an executor have the same bits, also of NaNs and of a matrix of zeros") {
+    for (const auto seed : seeds(40)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const muon_shape shape{2 + random() % 40, 2 + random() % 40};
+      const muon_hyper by{.weight_decay = 0.1, .gradient_scale = 0.5F};
+      std::vector<float> gradients = drawn_floats(shape.elements(), 0.01, 0, random);
+      if (seed % 8 == 3) gradients[0] = std::numeric_limits<float>::quiet_NaN();
+      if (seed % 8 == 5) gradients.assign(gradients.size(), 0);
+      std::vector<float> momentum(gradients.size());
+      std::vector<float> updates(gradients.size());
+      std::vector<float> weights = drawn_floats(shape.elements(), 0.1, 0, random);
+      std::vector<float> scratch(shape.scratch(), std::numeric_limits<float>::quiet_NaN());
+      std::vector<float> momentum_there = momentum;
+      std::vector<float> updates_there = updates;
+      std::vector<float> weights_there = weights;
+      muon_momentum(gradients, momentum, updates, by).value();
+      orthogonalize(shape, updates, scratch, by).value();
+      muon_apply(shape, weights, updates, by).value();
+      const host_executor run;
+      scratch.assign(scratch.size(), 7);
+      muon_momentum(run, gradients, momentum_there, updates_there, by).value();
+      orthogonalize(run, shape, updates_there, scratch, by).value();
+      muon_apply(run, shape, weights_there, updates_there, by).value();
+      const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+        return std::memcmp(a.data(), b.data(), 4 * a.size()) == 0;
+      };
+      CHECK(same(momentum_there, momentum));
+      CHECK(same(updates_there, updates));
+      CHECK(same(weights_there, weights));
+    }
+    std::vector<float> four(4);
+    CHECK(orthogonalize(host_executor{}, {1, 4}, four, four).error().code == errc::out_of_range);
+    CHECK(orthogonalize(host_executor{}, {2, 2}, four, four).error().code == errc::size_mismatch);
+    CHECK(muon_momentum(host_executor{}, four, four, std::span<float>(four).first(3), {}).error().code ==
+          errc::size_mismatch);
+    CHECK(muon_apply(host_executor{}, {2, 2}, four, std::span<float>(four).first(3), {}).error().code ==
+          errc::size_mismatch);
   }
 }

@@ -1,7 +1,9 @@
 // Optimizer steps on a device, each against the host's: every byte of weights and state, also replayed from a
-// graph.
+// graph. The phases of Adafactor and Muon too.
+#include <llmmem/kernels/adafactor_phases.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/muon_phases.hpp>
 #include <llmmem/kernels/optimizer_step.hpp>
 #include <llmmem/model/bf16.hpp>
 
@@ -10,7 +12,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "support/device.cuh"
@@ -88,8 +92,126 @@ void check_steps(std::uint64_t seed, cudaStream_t stream) {
   require(std::memcmp(came.data(), back.data(), 4 * count) == 0, "weights differ from the host's", seed);
 }
 
+/// The bytes of numbers, to compare also NaNs.
+template <class T>
+bool same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
+
+void check_adafactor(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  // Rows of whole packets or not, more bands than one, or a vector of more segments than one.
+  const std::uint64_t most_rows = seed % 4 == 1 ? 90 : 20;
+  const adafactor_shape shape =
+      seed % 4 == 0 ? adafactor_shape{1, 1 + random() % 2200}
+                    : adafactor_shape{2 + random() % most_rows, (2 + random() % 9) * (seed % 2 == 0 ? 4 : 1)};
+  const std::uint64_t count = shape.elements();
+  const std::uint64_t width = random() % 2 == 0 ? 2 : 4;  // of a gradient
+  std::vector<float> weights = drawn_floats(count, 0.1, 0, random);
+  std::vector<float> factors(shape.factors());
+  const device_array<float> weights_there(weights);
+  const device_array<float> factors_there(factors);
+  const device_array<unordered_sum> sums_there(std::vector<unordered_sum>(adafactor_sums(shape)));
+  const device_array<adafactor_terms> terms_there(std::vector<adafactor_terms>(1));
+  const adafactor_arrays arrays{factors_there.data(), sums_there.data(), terms_there.data()};
+  const device_executor run(stream, {.blocks = static_cast<std::uint32_t>(seed % 3)});
+  for (std::uint64_t step = 1; step <= 2; ++step) {
+    const std::vector<float> floats = drawn_floats(count, 0.01, seed % 4 == 2 ? 80 : 0, random);
+    std::vector<std::byte> gradients(count * width);
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const auto bits = std::bit_cast<std::uint32_t>(floats[i]);
+      const std::uint32_t as_stored = width == 2 ? bf16_from_f32_bits(bits) : bits;
+      std::memcpy(gradients.data() + width * i, &as_stored, width);
+    }
+    const device_array<std::byte> gradients_there(gradients);
+    const adafactor_hyper by{.rate = 0.05, .weight_decay = 0.1, .step = step, .gradient_scale = 0.5F};
+    const std::uint64_t cut = random() % (count + 1) / (seed % 2 == 0 ? 1 : 4) * (seed % 2 == 0 ? 1 : 4);
+    const auto in_pieces = [&](const char* what, const auto& call) {
+      for (const auto& [first, size] : {std::array{std::uint64_t{0}, cut}, std::array{cut, count - cut}}) {
+        const auto piece = [&](float* of) {
+          return optimizer_piece{
+              .weights = reinterpret_cast<std::byte*>(of + first), .first = first, .count = size};
+        };
+        const auto part = [&](const std::byte* of) {
+          return gradient_piece{of + first * width, width == 2 ? dtype::bf16 : dtype::f32, size};
+        };
+        require(call(piece(weights_there.data()), part(gradients_there.data()), piece(weights.data()),
+                     part(gradients.data())),
+                what, seed);
+      }
+    };
+    std::vector<unordered_sum> sums(shape.sums());
+    unordered_sum updates;
+    require(adafactor_begin(run, shape, arrays).has_value(), "sums are cleared", seed);
+    in_pieces("squares", [&](const auto& there, const auto& g_there, const auto& here, const auto& g_here) {
+      return adafactor_add(run, shape, there, g_there, by, arrays).has_value() &&
+             adafactor_add(shape, here, g_here, by, sums).has_value();
+    });
+    require(adafactor_factors(run, shape, by, arrays).has_value(), "factors", seed);
+    const adafactor_terms terms = adafactor_factors(shape, sums, by, factors).value();
+    in_pieces("updates", [&](const auto& there, const auto& g_there, const auto& here, const auto& g_here) {
+      return adafactor_add_updates(run, shape, there, g_there, by, arrays).has_value() &&
+             adafactor_add_updates(shape, here, g_here, by, factors, terms, updates).has_value();
+    });
+    in_pieces("weights", [&](const auto& there, const auto& g_there, const auto& here, const auto& g_here) {
+      return adafactor_apply(run, shape, there, g_there, by, arrays).has_value() &&
+             adafactor_apply(shape, here, g_here, by, factors, terms, updates).has_value();
+    });
+    require(cudaStreamSynchronize(stream) == cudaSuccess, "the stream", seed);
+    const std::vector<unordered_sum> summed = sums_there.host();
+    sums.push_back(updates);
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      const std::array both{sums[i].value(), summed[i].value()};
+      require(std::memcmp(&both[0], &both[1], sizeof(double)) == 0, "a sum differs from the host's", seed);
+    }
+    require(same_bytes(factors_there.host(), factors), "factors differ from the host's", seed);
+    require(same_bytes(weights_there.host(), weights), "adafactor's weights differ from the host's", seed);
+  }
+}
+
+void check_muon(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  const std::uint64_t unit = seed % 2 == 0 ? 4 : 1;  // with wide accesses, and without
+  const muon_shape shape{(2 + random() % 2) * unit, (2 + random() % 6) * unit};
+  const muon_shape turned{shape.columns, shape.rows};
+  const muon_shape of = seed % 3 == 0 ? turned : shape;
+  const muon_hyper by{.weight_decay = 0.1, .gradient_scale = 0.5F};
+  const std::uint64_t count = of.elements();
+  std::vector<float> gradients = drawn_floats(count, 0.01, 0, random);
+  if (seed % 7 == 3) gradients[count / 2] = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> momentum = drawn_floats(count, 0.01, 0, random);
+  std::vector<float> weights = drawn_floats(count, 0.1, 0, random);
+  std::vector<float> updates(count);
+  std::vector<float> scratch(of.scratch(), 7.0F);
+  const device_array<float> gradients_there(gradients);
+  const device_array<float> momentum_there(momentum);
+  const device_array<float> weights_there(weights);
+  const device_array<float> updates_there(updates);
+  const device_array<float> scratch_there(scratch);
+  const auto there = [](const device_array<float>& array, std::uint64_t size) {
+    return std::span<float>(array.data(), size);
+  };
+  const device_executor run(stream, {.blocks = static_cast<std::uint32_t>(seed % 3)});
+  const std::span<float> updated = there(updates_there, count);
+  require(muon_momentum(run, there(gradients_there, count), there(momentum_there, count), updated, by)
+                  .has_value() &&
+              orthogonalize(run, of, updated, there(scratch_there, of.scratch()), by).has_value() &&
+              muon_apply(run, of, there(weights_there, count), updated, by).has_value(),
+          "muon on the device", seed);
+  require(muon_momentum(gradients, momentum, updates, by).has_value() &&
+              orthogonalize(of, updates, scratch, by).has_value() &&
+              muon_apply(of, weights, updates, by).has_value(),
+          "muon on the host", seed);
+  require(cudaStreamSynchronize(stream) == cudaSuccess, "the stream", seed);
+  require(same_bytes(momentum_there.host(), momentum), "momentum differs from the host's", seed);
+  require(same_bytes(updates_there.host(), updates), "an update of muon differs from the host's", seed);
+  require(same_bytes(weights_there.host(), weights), "muon's weights differ from the host's", seed);
+}
+
 }  // namespace
 
 int main() {
   check_worlds(40, [](std::uint64_t seed, cudaStream_t stream) { check_steps(seed, stream); });
+  check_worlds(12, [](std::uint64_t seed, cudaStream_t stream) { check_adafactor(seed, stream); });
+  check_worlds(8, [](std::uint64_t seed, cudaStream_t stream) { check_muon(seed, stream); });
 }

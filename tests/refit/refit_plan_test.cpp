@@ -1,8 +1,17 @@
+#include <llmmem/refit/refit_device.hpp>
 #include <llmmem/refit/refit_image.hpp>
 #include <llmmem/refit/refit_plan.hpp>
+#include <llmmem/sharding/replicated.hpp>
+#include <llmmem/space/host.hpp>
+#include <llmmem/version/double_buffer.hpp>
+#include <llmmem/version/latest.hpp>
+#include <llmmem/version/versioned.hpp>
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -13,6 +22,27 @@
 
 using namespace llmmem;
 using namespace llmmem_tests;
+
+namespace {
+
+/// The queue of a space, which refuses one copy.
+struct refusing_queue {
+  using fence_type = host_space::fence_type;
+
+  host_space* space = nullptr;
+  std::size_t refused = ~std::size_t{0};
+  std::size_t copies = 0;
+  std::size_t waits = 0;  // fences that a copy was given
+
+  result<fence_type> copy_in_async(host_space::range_type to, std::span<const std::byte> from,
+                                   std::span<const fence_type> after) {
+    waits += after.size();
+    if (copies++ == refused) return failure{.code = errc::dead_range};
+    return space->copy_in_async(to, from, after);
+  }
+};
+
+}  // namespace
 
 TEST_CASE("a plan fills every element from its origin once, and sends what brute force says") {
   for (const auto seed : seeds_within(400, 100)) {
@@ -173,4 +203,80 @@ TEST_CASE("one rule with a star maps the tensors of all layers, and replicas sha
   CHECK(plan.links[0].bytes * 3 <= plan.links[1].bytes * 4);
   CHECK(plan.links[1].bytes * 3 <= plan.links[0].bytes * 4);
   CHECK(plan.unused.empty());
+}
+
+TEST_CASE("an upload publishes a version on a device whole, and a failure leaves the version before it") {
+  std::vector<refit_tensor> tensors{{.name = "a", .shape = tensor_shape::matrix(7, 32)},
+                                    {.name = "b", .shape = tensor_shape::vector(129)}};
+  const std::array one{rank_id{0}};
+  const sharding::replicated all(facts_of(tensors), rank_count{1});
+  const refit_plan plan = make_refit(refit_side<sharding::replicated>{tensors, all, one},
+                                     refit_side<sharding::replicated>{tensors, all, one});
+  const refit_layout layout(plan, rank_id{0});
+  host_space device({.budget = 1 << 20, .name = "device"});
+  host_space pinned({.budget = 1 << 10, .name = "pinned"});
+  std::vector<std::byte> memory(layout.bytes());
+  refit_image image(layout, memory);
+  const auto fill = [&](std::uint64_t number) {
+    for (std::size_t i = 0; i < memory.size(); ++i)
+      memory[i] = static_cast<std::byte>(i * number + number);
+    image.set_number(number);
+  };
+  for (const std::uint64_t piece : {64U, 100U, 512U}) {
+    CAPTURE(piece);
+    versioned<refit_device_image<host_space>, double_buffer> weights(
+        {}, [&](std::size_t) { return refit_device_image(layout, device); });
+    refusing_queue queue{.space = &device};
+    refit_upload upload(queue, pinned, piece);
+    CHECK(upload.staging_bytes() == 2 * piece);
+    const std::array kernels{host_space::fence_type{}};
+    fill(3);
+    REQUIRE(upload.publish(image, weights, kernels).has_value());
+    const std::uint64_t pieces = (layout.bytes() + piece - 1) / piece;
+    CHECK(queue.copies == pieces);
+    CHECK(queue.waits == pieces);
+    const std::vector<std::byte> third = memory;
+    const auto holds = [&](const std::vector<std::byte>& bytes, std::uint64_t number) {
+      const auto now = weights.snapshot().value();
+      const auto has = now->memory().span();
+      return now->number() == number && std::equal(has.begin(), has.end(), bytes.begin(), bytes.end());
+    };
+    CHECK(holds(third, 3));
+    {
+      const auto now = weights.snapshot().value();
+      const auto b = now->tensor(tensor_id{1});
+      CHECK(b.bytes == image.tensor(tensor_id{1}).size());
+      CHECK(std::equal(b.span().begin(), b.span().end(), image.tensor(tensor_id{1}).begin()));
+      CHECK(now->scales(tensor_id{1}).bytes == 0);
+    }
+    CHECK(upload.publish(image, weights).error().code == errc::old_weights);
+    fill(4);
+    for (std::size_t refused = 0; refused < pieces; ++refused) {
+      queue.refused = queue.copies + refused;
+      CHECK(upload.publish(image, weights).error().code == errc::dead_range);
+      CHECK(holds(third, 3));
+    }
+    queue.refused = ~std::size_t{0};
+    {
+      const auto reader = weights.snapshot().value();  // of the third, while the fourth is written
+      REQUIRE(upload.publish(image, weights).has_value());
+      CHECK(holds(memory, 4));
+      CHECK(std::equal(third.begin(), third.end(), reader->memory().span().begin()));
+      fill(5);
+      CHECK(upload.publish(image, weights).error().code == errc::version_pinned);
+    }
+    CHECK(upload.publish(image, weights).has_value());
+    CHECK(holds(memory, 5));
+  }
+  CHECK(device.used() == 0);
+  CHECK(pinned.used() == 0);
+
+  versioned<refit_device_image<host_space>, latest> alone(
+      latest{.versions = 1}, [&](std::size_t) { return refit_device_image(layout, device); });
+  refit_upload upload(device, pinned, 64);
+  fill(1);
+  REQUIRE(upload.publish(image, alone).has_value());
+  fill(2);
+  CHECK(upload.publish(image, alone).error().code == errc::version_pinned);
+  CHECK_THROWS_AS(refit_upload(device, pinned, 0), argument_error);
 }

@@ -470,6 +470,39 @@ TEST_SUITE("pieces in tiers") {
     }
   }
 
+  TEST_CASE("a scope that stays gathered holds no memory of the tier until its next use") {
+    // The plan has memory for all layers at once, the tier for two. A rank alone has each completely.
+    const auto tensors = layers_of({900, 900, 900, 900});
+    const std::vector<std::uint32_t> order{0, 1, 2, 3, 3, 2, 1, 0};
+    std::vector<gather_use> uses;
+    for (const std::uint32_t each : order)
+      uses.push_back({each, 1000});
+    const std::vector<std::uint64_t> bytes(4, 3600);
+    in_thread_world(1, [&](thread_ranks& ranks, host_space& space, std::uint32_t) {
+      const zero_partition who(tensors, rank_count{1}, zero_stage::weights, state_kind::weights);
+      two_tiers tiers(2 * 3648);
+      sharded_state weights(who, tensors, ranks, space, tiers.buffer);
+      for (std::uint32_t t = 0; t < tensors.size(); ++t) {
+        const auto mine = weights.lease(tensor_id{t}, access_mode::write).value();
+        const auto all = contents(tensors[t], t);
+        std::copy(all.begin(), all.end(), mine.local().begin());
+      }
+      operation_queue queue;
+      gather_schedule schedule(weights, queue,
+                               {{tensor_id{0}}, {tensor_id{1}}, {tensor_id{2}}, {tensor_id{3}}}, order,
+                               plan_gathers(bytes, uses, 4 * 3600, {.bytes_per_second = 1'000'000'000},
+                                            schedule::lookahead{.accesses = 1}));
+      schedule.begin_iteration();
+      for (const std::uint32_t each : order) {
+        const auto layer = schedule.next().value();
+        CHECK(copy_of(layer.whole().tensor(0)) == contents(tensors[each], each));
+      }
+      schedule.end_iteration().value();
+      CHECK(schedule.stats().kept == 4);
+      CHECK(schedule.stats().gathers == 4);
+    });
+  }
+
   TEST_CASE("a piece leased for reading is not changed, and a rank without memory ends the call for all") {
     const auto tensors = layers_of({640, 640});
     in_sim_world(2, 1, [&](sim_ranks& ranks, host_space& space, std::uint32_t self) {

@@ -237,6 +237,52 @@ TEST_CASE("random settings train to the same digest, and take the predicted byte
   }
 }
 
+TEST_CASE("settings in small tiers run, or are refused before the first step with the bytes they need") {
+  const auto runs = [](const arguments& all) {
+    std::string told;
+    for (const std::string& each : all)
+      told += each + " ";
+    CAPTURE(told);
+    const outcome done = run(all, 2);
+    if (done.status == exit_status::success) {
+      for (const nlohmann::json& each : nlohmann::json::parse(done.out)["ranks"])
+        check_predicted(each);
+      return true;
+    }
+    const bool is_said = done.notes.find("at once, in pages of 16384") != done.notes.npos ||
+                         done.notes.find("the largest chunk takes") != done.notes.npos ||
+                         done.notes.find("raise --host-mib to") != done.notes.npos;
+    CHECK_MESSAGE(is_said, done.notes);
+    CHECK(done.notes.find("step 0/") == done.notes.npos);
+    return false;
+  };
+  // Tiles of 1 KiB, which take pages of 16 KiB, and stay from their last forward use to their backward use.
+  CHECK(runs({"--ranks", "1", "--parallel", "zero3", "--tiles", "8", "--gather-ahead", "1", "--memory",
+              "tiered", "--budget-mib", "1"}));
+  CHECK_FALSE(runs({"--ranks", "1", "--width", "96", "--memory", "tiered", "--budget-mib", "1"}));
+  CHECK_FALSE(runs({"--ranks", "1", "--width", "48", "--context", "64", "--memory", "tiered", "--budget-mib",
+                    "3", "--host-mib", "1"}));
+  for (const auto seed : seeds(5)) {
+    CAPTURE(seed);
+    random_numbers random(seed + 200);
+    const auto one_of = [&](const arguments& values) {
+      return values[random.below(static_cast<std::uint32_t>(values.size()))];
+    };
+    arguments all{"--memory",     "tiered",
+                  "--budget-mib", "1",
+                  "--schedule",   one_of({"on_demand", "lookahead", "next_use"}),
+                  "--width",      one_of({"12", "16", "32"}),
+                  "--context",    one_of({"7", "16", "33"}),
+                  "--recompute",  one_of({"none", "selective", "full"}),
+                  "--ranks",      one_of({"1", "2", "3"}),
+                  "--parallel",   one_of({"zero1", "zero3"})};
+    if (all.back() == "zero3") all.insert(all.end(), {"--gather-ahead", one_of({"1", "2", "5"})});
+    if (random.once_in(3)) all.insert(all.end(), {"--host-mib", "1"});
+    all.insert(all.end(), {"--tiles", one_of({"0", "3", "8", "12"})});
+    static_cast<void>(runs(all));
+  }
+}
+
 TEST_CASE("the bytes are also as predicted for ranges of whole pages") {
   const arguments large{"--width", "128", "--layers", "3", "--batch", "2"};
   for (const arguments& more : std::vector<arguments>{{},
@@ -802,6 +848,7 @@ TEST_CASE("engines take a run that train_gpt saved, to the same bits from any se
   std::uint32_t bf16 = 0;
   std::uint32_t codes = 0;
   std::size_t saved = 0;
+  std::uint64_t read_by_one = 0;
   for (const arguments& more : std::vector<arguments>{
            {"--ranks", "2"},
            {"--ranks", "2", "--parallel", "zero3", "--tiles", "3"},
@@ -821,6 +868,11 @@ TEST_CASE("engines take a run that train_gpt saved, to the same bits from any se
       CHECK(result.line.step == 2);
       CHECK(result.line.wrong_tensors == 0);
       CHECK(result.line.sent_bytes == 0);
+      // Each engine reads every tensor that it has a part of once, as floats.
+      if (form == refit_example::weight_form::bf16 && engines == 1)
+        CHECK(result.read_bytes == 2 * result.image_bytes);
+      if (read_by_one != 0) CHECK(result.read_bytes == engines * read_by_one);
+      if (engines == 1) read_by_one = result.read_bytes;
       CHECK(result.line.loss > 4);
       if (engines != 1) continue;
       std::uint32_t& known = form == refit_example::weight_form::bf16 ? bf16 : codes;
@@ -842,6 +894,7 @@ TEST_CASE("engines take a run that train_gpt saved, to the same bits from any se
   CHECK(json["saved_by"] == 2);
   CHECK(json["step"] == 2);
   CHECK(json["image_bytes"].get<std::uint64_t>() > 0);
+  CHECK(json["read_bytes"] == 2 * read_by_one);
 }
 
 TEST_CASE("a folder that cannot be an engine's source is refused with the reason") {
@@ -871,6 +924,17 @@ TEST_CASE("a folder that cannot be an engine's source is refused with the reason
     CHECK(engine.rules[3 + i].target == part + ".bias");
     CHECK(engine.rules[3 + i].from == refit_bands::rows(8 * i, 8));
   }
+  const refit_example::engine_model quantised = refit_example::engine_of(
+      std::vector<llmmem::refit_tensor>{
+          {.name = "h.0.attn.c_attn.weight", .shape = llmmem::tensor_shape::matrix(64, 192)},
+          {.name = "h.0.mlp.c_fc.weight", .shape = llmmem::tensor_shape::matrix(64, 256)}},
+      refit_example::weight_form::int8);
+  refit_example::detail::check_engines(quantised, 2);
+  CHECK_THROWS_WITH_AS(
+      refit_example::detail::check_engines(quantised, 3),
+      "--engines 3: 32 columns have one scale, and the 64 columns of 'h.0.attn.q.weight' are 2 such groups, "
+      "which so many engines do not share evenly; take --engines 1, 2, or --form bf16",
+      llmmem::argument_error);
   CHECK_THROWS_WITH_AS(static_cast<void>(refit_example::engine_of(
                            std::vector<llmmem::refit_tensor>{{.name = "mean.h.0.ln_1.weight"}},
                            refit_example::weight_form::bf16)),

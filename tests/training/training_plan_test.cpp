@@ -263,6 +263,36 @@ TEST_SUITE("training_plan") {
                          argument_error);
   }
 
+  TEST_CASE("leases are counted in the tier's pages, with the weights that gathers ahead hold") {
+    training_shape shape;
+    for (const std::uint64_t parameters : std::vector<std::uint64_t>{10, 20, 30, 40})
+      shape.layers.push_back({.parameters = parameters, .record = {.bytes = 100, .kept = {}}});
+    shape.layers.front().record = {};
+    training_plan plan{
+        .zero = zero_stage::weights, .tiers = {1 << 16}, .granularity = 32, .optimizer = optimizer_form::sgd};
+    // The last layer's update has its weights, gradients and mean.
+    CHECK(predict(plan, shape, rank_id{0}).largest_lease_bytes == 3 * 160);
+    plan.tier_page_bytes = 1024;
+    CHECK(predict(plan, shape, rank_id{0}).largest_lease_bytes == 3 * 1024);
+    CHECK(predict(plan, shape, rank_id{0}).largest_chunk_bytes == 1024);
+    CHECK(predict(plan, shape, rank_id{0}).tiers.back().bytes ==
+          3 * 128 + 3 * (64 + 96 + 128 + 160));  // the last tier has no pages
+    plan.gather_ahead = 2;                       // three pages of weights, and those of the others at once
+    CHECK(predict(plan, shape, rank_id{0}).largest_lease_bytes == (3 + 3) * 1024);
+    plan.gather_ahead = 9;
+    CHECK(predict(plan, shape, rank_id{0}).largest_lease_bytes == (3 + 4) * 1024);
+    plan.tiers = {7 * 1024 - 1};
+    CHECK_THROWS_WITH_AS(
+        static_cast<void>(predict(plan, shape, rank_id{0})),
+        "training_plan: a first tier of 7167 bytes; a step leases 7168 at once, in pages of 1024",
+        argument_error);
+    plan.tiers = {7 * 1024, 1024};
+    CHECK(predict(plan, shape, rank_id{0}).tiers.size() == 3);
+    plan.tiers = {7 * 1024, 1023};
+    CHECK_THROWS_WITH_AS(static_cast<void>(predict(plan, shape, rank_id{0})),
+                         "training_plan: tier 1 of 1023 bytes; the largest chunk takes 1024", argument_error);
+  }
+
   TEST_CASE(
       "a slow link stalls the step and a fast one does not, and the network counts in addition to the "
       "tiers") {
@@ -336,6 +366,8 @@ TEST_SUITE("training_plan") {
     refused({.ranks = 2, .zero = zero_stage::gradients, .gather_ahead = 1}, shape,
             "training_plan: gather_ahead 1 with weights that every rank holds completely; use "
             "zero_stage::weights, or 0");
+    refused({.tier_page_bytes = 0}, shape,
+            "training_plan: a tier_page_bytes of 0 bytes; 1 means that a tier has no pages");
     refused({.granularity = 0}, shape, "training_plan: a granularity of 0 bytes; 1 is the least");
     refused({}, {}, "training_plan: a shape of 0 layers; give an embedding and at least one more");
     training_shape of_nothing = shape;

@@ -45,6 +45,7 @@ struct adafactor_hyper {
 struct adafactor_terms {
   double row_mean = 1;  ///< the divisor of rows
   double size = 0;      ///< of the step, before updates are clipped
+  double clipped = 0;   ///< the same, after that: `adafactor_apply` on an executor keeps it here
 };
 
 // A step of a tensor has four phases. Each is called for all pieces of the tensor before the next one begins:
@@ -78,8 +79,8 @@ struct adafactor_terms {
 // state. A gradient that is not finite, or a mean of squares that no float holds, makes all weights of its
 // tensor NaN, and its state: decide before the first phase (`decide_step`).
 //
-// All pointers are of host memory; there is no device body. Gradients are `f32` or `bf16`; of a piece,
-// `weights`, `first` and `count` are used.
+// All pointers are of host memory; `adafactor_phases.hpp` has the same phases on a device. Gradients are
+// `f32` or `bf16`; of a piece, `weights`, `first` and `count` are used.
 //
 // Errors: `errc::size_mismatch` for gradients of another length than the piece, or spans of another length
 // than `adafactor_shape` has; `errc::no_conversion` for gradients that are neither f32 nor bf16;

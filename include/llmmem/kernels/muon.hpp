@@ -60,7 +60,8 @@ struct rows_in_turn {
 //
 // The first and the last phase may be called for pieces; the second needs the whole matrix, on one rank
 // (`whole_matrices`). Gradients that are not finite make the whole matrix NaN, and its momentum: decide
-// before the first phase (`decide_step`). All spans are of host memory; there is no device body.
+// before the first phase (`decide_step`). All spans are of host memory; muon_phases.hpp has the same phases
+// on a device.
 //
 // Errors: `errc::size_mismatch` for spans of different lengths, or of another one than the shape's;
 // `errc::out_of_range` for a matrix with fewer than two rows or columns, or more than 2^31 elements. Then

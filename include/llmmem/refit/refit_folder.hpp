@@ -96,13 +96,17 @@ class refit_checkpoint {
       std::ranges::copy(bytes, made.piece.begin() + static_cast<std::ptrdiff_t>(offset));
     };
     load_checkpoint(storage_, *from_, {&wanted, 1}, sink, options_);
+    read_bytes_ += made.piece.size();
     return made;
   }
+  /// Returns the bytes of the tensors that it has read: of each as often as it was held.
+  [[nodiscard]] std::uint64_t read_bytes() const noexcept { return read_bytes_; }
 
  private:
   storage_ref storage_;
   const found_checkpoint* from_;
   load_options options_;
+  std::uint64_t read_bytes_ = 0;
   std::vector<refit_tensor> tensors_{};
 };
 
@@ -120,6 +124,7 @@ class refit_folder {
     return tensors_.tensors();
   }
   [[nodiscard]] result<refit_checkpoint::held> hold(tensor_id tensor) { return tensors_.hold(tensor); }
+  [[nodiscard]] std::uint64_t read_bytes() const noexcept { return tensors_.read_bytes(); }
 
  private:
   safetensors_folder folder_;

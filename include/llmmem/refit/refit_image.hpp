@@ -133,8 +133,8 @@ class refit_image {
     constexpr bool is_touched = requires { memory.span(); };
     static_assert(
         is_touched,
-        "refit_image: the host cannot touch this space; take pinned memory, and copy each published "
-        "image to the device behind a fence");
+        "refit_image: the host cannot touch this space; take host memory, and copy each published image to "
+        "the device with refit_upload (refit_device.hpp)");
     if constexpr (is_touched) return memory.span();
     return {};
   }

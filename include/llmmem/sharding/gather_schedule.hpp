@@ -96,7 +96,9 @@ struct gather_schedule_stats {
 /// @tparam State  a `sharded_state`; meanwhile only the queue runs its operations.
 /// @par Complexity      a use O(steps of the plan at it).
 /// @par Thread safety   one thread; the gathers run on the queue's. The program's thread leases pieces in
-///                      tiers when a gather begins, and they stay in tier 0 until it has arrived.
+///                      tiers when a gather begins, and they stay in tier 0 until the scope's next use has
+///                      begun, or ended if the rank has the tensor completely. A scope that stays for a later
+///                      use holds no pieces meanwhile.
 /// @par Errors          the constructor throws `argument_error` for a plan of other scopes or uses; `next`
 ///                      and `end_iteration` return the failure of a gather.
 template <class State>

@@ -99,6 +99,7 @@ class whole_tensors {
   std::vector<std::span<std::byte>> tensors_{};
   detail::held_range<Space> buffer_{};
   held_pieces_of<Pieces> held_{};  // pieces that are whole tensors
+  bool copies_pieces_ = false;     // all tensors are in the buffer
 };
 
 /// A rank's piece of one tensor, at one address while this lives. Movable; the state outlives it.
@@ -270,6 +271,14 @@ class sharded_state {
   /// Returns the whole tensors. Elements that this rank holds come from its piece, every other element from
   /// its owner. After owners have changed their elements, call `refresh` first if other ranks hold copies.
   [[nodiscard]] result<whole> gather(std::span<const tensor_id> scope);
+  /// Ends the holds of pieces that are whole tensors, so that a tier may move them while the scope stays
+  /// gathered. Their spans are invalid until `hold_again`; those in the buffer stay. Sends nothing.
+  void let_go(whole& gathered) const noexcept {
+    if constexpr (!Pieces::is_resident) gathered.held_.end();
+  }
+  /// Holds those pieces again, to read; they may have other addresses. The caller must not have changed them
+  /// since the gather. Sends nothing.
+  [[nodiscard]] result<void> hold_again(whole& gathered);
   /// The same among some ranks, such as those of a node with `hierarchical_zero`. Their pieces make up each
   /// tensor once, or each piece is the whole tensor. No other rank receives anything. All members of the
   /// group call it. `errc::size_mismatch` if they do not hold all: wanted = elements of the tensor, found =

@@ -45,7 +45,12 @@ struct training_prediction {
   std::uint64_t round_bytes = 0;
   std::vector<predicted_bytes> tiers{};  ///< the most in each tier at once; none in plain memory
   predicted_bytes fast{};  ///< everything in the fastest memory; gathered layers and a round take turns
-  std::uint64_t largest_lease_bytes = 0;  ///< the least budget of the first tier that can work
+  /// The least budget of the first tier that works: the most that a step holds at once, in the tier's pages.
+  /// With `gather_ahead` at most, because how far the gathers are depends on timing.
+  std::uint64_t largest_lease_bytes = 0;
+  /// What the largest chunk takes of a tier: the least budget of one between the first and the last. A
+  /// planned `prefetch_schedule` needs two there, one on its way up and one on its way down.
+  std::uint64_t largest_chunk_bytes = 0;
   /// To other ranks: gathers, sums, refreshes. With `gather_ahead` at most, if layers differ in size: a plan
   /// of gathers that has memory for more layers gathers fewer of them twice.
   std::uint64_t sent_per_step = 0;
@@ -97,7 +102,8 @@ void check_plan(const training_plan& plan, const training_shape& shape);
 /// @par Thread safety   pure.
 /// @throws argument_error  as `check_plan`; for a rank that is not below the plan's, of all workers; for a
 ///                         number of links other than that of budgets; for a first tier below
-///                         `largest_lease_bytes`, with both numbers.
+///                         `largest_lease_bytes`, or another one below `largest_chunk_bytes`, with both
+///                         numbers.
 /// @throws length_error    past 2^63 - 1 bytes.
 /// @par Source          Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054, Table 1, for the kept bytes.
 [[nodiscard]] training_prediction predict(const training_plan& plan, const training_shape& shape,

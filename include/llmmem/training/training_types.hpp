@@ -100,6 +100,9 @@ struct training_plan {
   std::uint32_t sums_in_flight = 0;
   std::vector<std::uint64_t> tiers{};  ///< budgets above the last tier, the fastest first; none: plain memory
   std::uint64_t granularity = 4096;    ///< of chunks in tiers
+  /// What a chunk takes of the tiers above the last is a multiple of this: the pages of a stitched space. 1:
+  /// they have none.
+  std::uint64_t tier_page_bytes = 1;
   /// Moments of `adamw` and `sgd` have a weight's width; those of the other forms have their own
   /// (`widths_of`). Every rank keeps all of `adafactor`'s state, at every stage, and saves its share.
   /// With `muon` every rank keeps everything, and the ranks share out the matrices of each layer

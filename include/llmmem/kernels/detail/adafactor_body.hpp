@@ -97,25 +97,37 @@ void each_adafactor_run(const adafactor_shape& shape, const optimizer_piece& pie
 }
 
 /// The factor of a row in V.
+[[nodiscard]] LLMMEM_HD inline float row_factor(float factor, double row_mean) noexcept {
+  return static_cast<float>(static_cast<double>(factor) / row_mean);
+}
 [[nodiscard]] inline float row_factor(const adafactor_shape& shape, std::span<const float> factors,
                                       const adafactor_terms& terms, std::uint64_t row) noexcept {
-  if (!shape.is_factored()) return 1;
-  return static_cast<float>(static_cast<double>(factors[row]) / terms.row_mean);
+  return shape.is_factored() ? row_factor(factors[row], terms.row_mean) : 1;
 }
 
 /// Replaces gradients by their updates.
 /// @param columns  the state of these columns, or of these elements of a vector
-inline void adafactor_updates(float (&g)[adafactor_width], float row, const float* columns,
-                              std::uint64_t count, float floor) noexcept {
-  float v[adafactor_width];
-  load_elements(v, reinterpret_cast<const std::byte*>(columns), count, false);
-  for (float& each : v) {
-    const float variance = unfused(row, each);
-    each = variance < floor ? floor : variance;  // a NaN stays one
+template <unsigned N>
+LLMMEM_HD inline void adafactor_updates(float (&g)[N], float row, const float* columns, std::uint64_t count,
+                                        float floor, bool is_complete = false) noexcept {
+  float v[N];
+  load_elements(v, reinterpret_cast<const std::byte*>(columns), count, is_complete);
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < N; ++i) {
+    const float variance = unfused(row, v[i]);
+    v[i] = variance < floor ? floor : variance;  // a NaN stays one
   }
   take_roots(v);
-  for (unsigned i = 0; i < adafactor_width; ++i)
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < N; ++i)
     g[i] = settled(quotient_of(g[i], v[i]));
+}
+/// Changes weights by their updates.
+template <unsigned N>
+LLMMEM_HD inline void adafactor_weights(float (&w)[N], const float (&u)[N], float keep, float size) noexcept {
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < N; ++i)
+    w[i] = settled(unfused(keep, w[i]) - unfused(size, u[i]));
 }
 
 [[nodiscard]] inline float adafactor_floor(const adafactor_hyper& hyper) noexcept {
@@ -123,8 +135,56 @@ inline void adafactor_updates(float (&g)[adafactor_width], float row, const floa
 }
 
 /// The root of the mean of `count` squares.
-[[nodiscard]] inline double root_mean(const unordered_sum& squares, std::uint64_t count) noexcept {
-  return __builtin_sqrt(squares.value() / static_cast<double>(count));
+[[nodiscard]] LLMMEM_HD inline double root_mean(const unordered_sum& squares, std::uint64_t count) noexcept {
+  return root_of(squares.value() / static_cast<double>(count));
+}
+
+/// The constants of a step.
+struct adafactor_constants {
+  double share, kept_share, least_mean, least_size, largest_size, clip;
+  float floor, keep, scale;
+
+  [[nodiscard]] static adafactor_constants of(const adafactor_hyper& by) noexcept {
+    const double share = adafactor_share(by.step);
+    return {.share = share,
+            .kept_share = 1 - share,
+            .least_mean = std::max(by.least_square, 0x1p-126),
+            .least_size = by.least_size,
+            .largest_size = std::min(by.rate, 1 / root_of(static_cast<double>(by.step))),
+            .clip = by.clip,
+            .floor = adafactor_floor(by),
+            .keep = static_cast<float>(1 - unfused(by.rate, by.weight_decay)),
+            .scale = by.gradient_scale};
+  }
+};
+/// The next state of a row, of a column or of an element. @param count  of the squares in the sum
+[[nodiscard]] LLMMEM_HD inline float adafactor_factor(float factor, const unordered_sum& squares,
+                                                      std::uint64_t count,
+                                                      const adafactor_constants& by) noexcept {
+  const double mean = squares.value() / static_cast<double>(count);
+  const double next = unfused(by.kept_share, static_cast<double>(factor)) + unfused(by.share, mean);
+  // Not greater: a NaN stays one. An infinite state would hide the gradient that caused it.
+  return next <= 0x1.fffffep+127 ? static_cast<float>(next) : float_of_bits(0x7FC0'0000U);
+}
+/// @param of_rows  the sum of the rows' factors
+[[nodiscard]] LLMMEM_HD inline adafactor_terms adafactor_terms_of(const unordered_sum& of_rows,
+                                                                  std::uint64_t rows,
+                                                                  const unordered_sum& weights,
+                                                                  std::uint64_t elements,
+                                                                  const adafactor_constants& by) noexcept {
+  const double row_mean = of_rows.value() / static_cast<double>(rows);
+  const double size = root_mean(weights, elements);
+  adafactor_terms made;
+  made.row_mean = row_mean < by.least_mean ? by.least_mean : row_mean;  // a NaN stays one
+  made.size = (size < by.least_size ? by.least_size : size) * by.largest_size;
+  return made;
+}
+/// The size of a step whose updates are clipped; of a NaN, NaN.
+[[nodiscard]] LLMMEM_HD inline double clipped_size(const adafactor_terms& terms, const unordered_sum& updates,
+                                                   std::uint64_t elements,
+                                                   const adafactor_constants& by) noexcept {
+  const double excess = root_mean(updates, elements) / by.clip;
+  return terms.size / (excess < 1 ? 1 : excess);
 }
 
 }  // namespace detail
@@ -162,25 +222,15 @@ inline result<adafactor_terms> adafactor_factors(const adafactor_shape& shape,
   if (auto fits = detail::check_count(shape.sums(), sums.size(), who); !fits) return fits.error();
   if (auto fits = detail::check_count(shape.factors(), factors.size(), who); !fits) return fits.error();
   if (shape.elements() == 0) return adafactor_terms{};
-  const double share = detail::adafactor_share(hyper.step);
+  const auto by = detail::adafactor_constants::of(hyper);
   unordered_sum of_rows;
   for (std::uint64_t i = 0; i < factors.size(); ++i) {
     const bool is_row = shape.is_factored() && i < shape.rows;
     const std::uint64_t count = !shape.is_factored() ? 1 : is_row ? shape.columns : shape.rows;
-    const double mean = sums[i].value() / static_cast<double>(count);
-    const double kept = detail::unfused(1 - share, static_cast<double>(factors[i]));
-    const double next = kept + detail::unfused(share, mean);
-    // Not greater: a NaN stays one. An infinite state would hide the gradient that caused it.
-    factors[i] = next <= 0x1.fffffep+127 ? static_cast<float>(next) : detail::float_of_bits(0x7FC0'0000U);
+    factors[i] = detail::adafactor_factor(factors[i], sums[i], count, by);
     if (is_row) of_rows.add(factors[i]);
   }
-  const double row_mean = of_rows.value() / static_cast<double>(shape.rows);
-  const double least = std::max(hyper.least_square, 0x1p-126);
-  const double root = __builtin_sqrt(static_cast<double>(hyper.step));
-  const double weights = detail::root_mean(sums.back(), shape.elements());
-  return adafactor_terms{
-      .row_mean = row_mean < least ? least : row_mean,  // a NaN stays one
-      .size = (weights < hyper.least_size ? hyper.least_size : weights) * std::min(hyper.rate, 1 / root)};
+  return detail::adafactor_terms_of(of_rows, shape.rows, sums.back(), shape.elements(), by);
 }
 
 inline result<void> adafactor_add_updates(const adafactor_shape& shape, const optimizer_piece& piece,
@@ -213,21 +263,18 @@ inline result<void> adafactor_apply(const adafactor_shape& shape, const optimize
   if (piece.count == 0) return {};
   const float floor = detail::adafactor_floor(hyper);
   const float* const columns = factors.data() + (shape.is_factored() ? shape.rows : 0);
-  const double excess = detail::root_mean(updates, shape.elements()) / hyper.clip;
-  const auto size = static_cast<float>(terms.size / (excess < 1 ? 1 : excess));  // of a NaN, NaN
-  const auto keep = static_cast<float>(1 - detail::unfused(hyper.rate, hyper.weight_decay));
-  detail::each_adafactor_run(
-      shape, piece, gradients, hyper.gradient_scale,
-      [&](float(&g)[detail::adafactor_width], std::uint64_t row, std::uint64_t column, std::uint64_t at,
-          std::uint64_t count) {
-        detail::adafactor_updates(g, detail::row_factor(shape, factors, terms, row), columns + column, count,
-                                  floor);
-        float w[detail::adafactor_width];
-        detail::load_elements(w, piece.weights + at * 4, count, false);
-        for (unsigned i = 0; i < detail::adafactor_width; ++i)
-          w[i] = detail::settled(detail::unfused(keep, w[i]) - detail::unfused(size, g[i]));
-        detail::store_elements(w, piece.weights + at * 4, count, false);
-      });
+  const auto by = detail::adafactor_constants::of(hyper);
+  const auto size = static_cast<float>(detail::clipped_size(terms, updates, shape.elements(), by));
+  detail::each_adafactor_run(shape, piece, gradients, hyper.gradient_scale,
+                             [&](float(&g)[detail::adafactor_width], std::uint64_t row, std::uint64_t column,
+                                 std::uint64_t at, std::uint64_t count) {
+                               detail::adafactor_updates(g, detail::row_factor(shape, factors, terms, row),
+                                                         columns + column, count, floor);
+                               float w[detail::adafactor_width];
+                               detail::load_elements(w, piece.weights + at * 4, count, false);
+                               detail::adafactor_weights(w, g, by.keep, size);
+                               detail::store_elements(w, piece.weights + at * 4, count, false);
+                             });
   return {};
 }
 

@@ -30,6 +30,28 @@ inline constexpr int newton_schulz_steps = 5;
   return failure{errc::size_mismatch, 0, wanted, found, who};
 }
 
+/// Changes the momentum of an element, and makes its update.
+LLMMEM_HD inline void muon_rule(float& momentum, float& update, float gradient, float keep, float share,
+                                float scale) noexcept {
+  const float g = unfused(share, unfused(gradient, scale));
+  momentum = settled(unfused(keep, momentum) + g);
+  update = settled(unfused(keep, momentum) + g);
+}
+/// What a matrix is divided by. Not greater: a NaN stays one, and a norm that no float holds becomes one,
+/// because it would clear the matrix.
+[[nodiscard]] LLMMEM_HD inline float muon_divisor(const unordered_sum& squares, double epsilon) noexcept {
+  const double norm = root_of(squares.value());
+  const double divisor = norm < epsilon ? epsilon : norm;
+  return norm <= 0x1.fffffep+127 ? static_cast<float>(divisor) : float_of_bits(0x7FC0'0000U);
+}
+[[nodiscard]] inline float muon_size(const muon_shape& shape, const muon_hyper& hyper) noexcept {
+  const double ratio = static_cast<double>(shape.rows) / static_cast<double>(shape.columns);
+  return static_cast<float>(unfused(hyper.rate, root_of(ratio < 1 ? 1.0 : ratio)));
+}
+[[nodiscard]] inline float muon_keep(const muon_hyper& hyper) noexcept {
+  return static_cast<float>(1 - unfused(hyper.rate, hyper.weight_decay));
+}
+
 /// to[i] = (start of row i) + row i of `left` times `right`, whose rows have `columns` floats.
 /// @param from  times `scale`: the start, or null for zeros
 inline void add_product(std::span<float> to, const float* from, float scale, const float* left,
@@ -67,11 +89,8 @@ inline result<void> muon_momentum(std::span<const float> gradients, std::span<fl
   if (auto fits = detail::check_lengths(gradients.size(), updates.size(), who); !fits) return fits;
   const auto keep = static_cast<float>(hyper.momentum);
   const auto share = static_cast<float>(1 - hyper.momentum);
-  for (std::size_t i = 0; i < gradients.size(); ++i) {
-    const float g = detail::unfused(share, detail::unfused(gradients[i], hyper.gradient_scale));
-    momentum[i] = detail::settled(detail::unfused(keep, momentum[i]) + g);
-    updates[i] = detail::settled(detail::unfused(keep, momentum[i]) + g);
-  }
+  for (std::size_t i = 0; i < gradients.size(); ++i)
+    detail::muon_rule(momentum[i], updates[i], gradients[i], keep, share, hyper.gradient_scale);
   return {};
 }
 
@@ -94,11 +113,7 @@ result<void> orthogonalize(const muon_shape& shape, std::span<float> matrix, std
   unordered_sum squares;
   for (const float each : matrix)
     squares.add_square(each);
-  const double norm = __builtin_sqrt(squares.value());
-  // Not greater: a NaN stays one, and a norm that no float holds becomes one, because it would clear the
-  // matrix.
-  const float divisor = norm <= 0x1.fffffep+127 ? static_cast<float>(std::max(norm, hyper.epsilon))
-                                                : detail::float_of_bits(0x7FC0'0000U);
+  const float divisor = detail::muon_divisor(squares, hyper.epsilon);
   for (float& each : matrix)
     each = detail::quotient_of(each, divisor);
   if (is_tall) {
@@ -142,9 +157,8 @@ inline result<void> muon_apply(const muon_shape& shape, std::span<float> weights
   constexpr const char* who = "muon_apply";
   if (auto fits = detail::check_muon(shape, who); !fits) return fits;
   if (auto fits = detail::check_lengths(weights.size(), updates.size(), who); !fits) return fits;
-  const double ratio = static_cast<double>(shape.rows) / static_cast<double>(shape.columns);
-  const auto size = static_cast<float>(detail::unfused(hyper.rate, __builtin_sqrt(ratio < 1 ? 1 : ratio)));
-  const auto keep = static_cast<float>(1 - detail::unfused(hyper.rate, hyper.weight_decay));
+  const float size = detail::muon_size(shape, hyper);
+  const float keep = detail::muon_keep(hyper);
   for (std::size_t i = 0; i < weights.size(); ++i)
     weights[i] = detail::settled(detail::unfused(keep, weights[i]) - detail::unfused(size, updates[i]));
   return {};

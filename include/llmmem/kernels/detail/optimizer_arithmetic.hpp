@@ -21,9 +21,13 @@ inline namespace v0 {
 namespace detail {
 
 /// a * b, rounded once: the choice keeps a compiler from fusing the product into a difference.
-[[nodiscard]] constexpr double unfused(double a, double b) noexcept {
+[[nodiscard]] LLMMEM_HD constexpr double unfused(double a, double b) noexcept {
+#if defined(__CUDA_ARCH__)
+  return __dmul_rn(a, b);
+#else
   const double product = a * b;
   return product == product ? product : std::numeric_limits<double>::quiet_NaN();
+#endif
 }
 
 /// A number's power by multiplication, so that it has no library's rounding.
@@ -80,6 +84,14 @@ struct optimizer_constants {
   return __fsqrt_rn(x);
 #else
   return __builtin_sqrtf(x);
+#endif
+}
+
+[[nodiscard]] LLMMEM_HD inline double root_of(double x) noexcept {
+#if defined(__CUDA_ARCH__)
+  return __dsqrt_rn(x);
+#else
+  return __builtin_sqrt(x);
 #endif
 }
 

@@ -60,8 +60,11 @@ result<typename gather_schedule<State>::lease> gather_schedule<State>::next() {
   issue_up_to(event, plan_moment::at_call);
   if (!it.is_here) start(scope);
   it.is_leased = true;
-  it.was_used = true;
-  const result<void> done = arrived(it);
+  result<void> done = arrived(it);
+  if (done && std::exchange(it.was_used, true)) {  // it stayed, and its pieces may have moved
+    done = it.state->hold_again(it.whole);
+    if (!done) it.state->ranks().revoke();  // the other ranks must not wait for this one
+  }
   if (!done) {
     it.is_leased = false;
     return done.error();
@@ -142,7 +145,11 @@ void gather_schedule<State>::released(std::uint32_t scope) noexcept {
   is_in_use_ = false;
   const auto event = static_cast<std::uint32_t>(2 * use_ - 1);
   // After its last use the program may change the source of the gather, and this may be exactly that piece.
-  if (it.is_dropped || !is_used_from(scope, event)) drop(scope);
+  if (it.is_dropped || !is_used_from(scope, event)) {
+    drop(scope);
+  } else {
+    it.state->let_go(it.whole);
+  }
   issue_up_to(event, plan_moment::at_call);
   issue_up_to(event + 1, plan_moment::ahead);
 }

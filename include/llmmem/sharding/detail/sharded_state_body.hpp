@@ -167,6 +167,24 @@ result<piece_lease<Pieces>> sharded_state<Partition, Transport, Space, Pieces>::
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
   requires(Space::is_host_accessible)
+result<void> sharded_state<Partition, Transport, Space, Pieces>::hold_again(whole& gathered) {
+  if constexpr (!Pieces::is_resident) {
+    if (gathered.copies_pieces_) return {};
+    hold_type held(pieces_);
+    for (std::size_t i = 0; i < gathered.scope_.size(); ++i) {
+      const tensor_id each = gathered.scope_[i];
+      if (!has_all(each)) continue;
+      const auto had = held.add(each, access_mode::read);
+      if (!had) return had.error();
+      gathered.tensors_[i] = local_of(each, *had);
+    }
+    gathered.held_ = std::move(held);
+  }
+  return {};
+}
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
+  requires(Space::is_host_accessible)
 result<void> sharded_state<Partition, Transport, Space, Pieces>::discard(tensor_id tensor) {
   if (to_index(tensor) >= facts_.size())
     return refuse(errc::no_such_tensor, to_index(tensor), to_index(tensor), facts_.size());
@@ -210,6 +228,7 @@ result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, 
   if (auto fits = check(scope); !fits) return fits.error();
   whole made;
   made.scope_.assign(scope.begin(), scope.end());
+  made.copies_pieces_ = copies_pieces;
   std::uint64_t bytes = 0;
   for (const tensor_id each : scope) {
     if (has_all(each) && !copies_pieces) continue;

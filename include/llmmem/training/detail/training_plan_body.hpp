@@ -19,11 +19,26 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
+/// Returns what a chunk takes of the first tier.
+[[nodiscard]] inline std::uint64_t tier_bytes(const training_plan& plan, std::uint64_t bytes) {
+  constexpr const char* what = "training_plan: bytes of a chunk in pages";
+  for (const std::uint64_t unit : {plan.granularity, plan.tier_page_bytes})
+    bytes = checked_multiply(bytes / unit + (bytes % unit != 0 ? 1 : 0), unit, what);
+  return bytes;
+}
+
+/// What `step_writer` records.
+enum class recorded_step : std::uint8_t {
+  calls,       ///< of a store of chunks
+  held_pages,  ///< what is held of the first tier, in its pages, without the weights that are gathered ahead
+};
+
 /// Records a step, call by call.
 class step_writer {
  public:
-  step_writer(const training_plan& plan, const training_shape& shape, rank_id rank)
-      : plan_(&plan), shape_(&shape), shares_(plan, shape, rank) {
+  step_writer(const training_plan& plan, const training_shape& shape, rank_id rank,
+              recorded_step what = recorded_step::calls)
+      : plan_(&plan), shape_(&shape), shares_(plan, shape, rank), what_(what) {
     for (std::size_t layer = 0; layer < shares_.layers(); ++layer)
       pieces_[weights].push_back(add(shares_.local(layer, state_kind::weights)));
     for (std::size_t layer = 0; layer < shares_.layers(); ++layer)
@@ -59,6 +74,7 @@ class step_writer {
 
   [[nodiscard]] chunk add(std::uint64_t bytes) {
     if (bytes == 0) return std::nullopt;
+    if (what_ == recorded_step::held_pages) return recorder_.add_chunk(tier_bytes(*plan_, bytes));
     const std::uint64_t unit = plan_->granularity;
     return recorder_.add_chunk((bytes + unit - 1) / unit * unit);
   }
@@ -77,6 +93,15 @@ class step_writer {
   }
 
   /// A shard is leased while it is sent; weights that the rank has completely, while they are used.
+  void begin_planned_weights(std::size_t layer) {
+    if (!is_ahead()) begin_reading_weights(layer);
+  }
+  void end_planned_weights(std::size_t layer) {
+    if (!is_ahead()) end_reading_weights(layer);
+  }
+  [[nodiscard]] bool is_ahead() const noexcept {
+    return what_ == recorded_step::held_pages && plan_->gather_ahead != 0;
+  }
   void begin_reading_weights(std::size_t layer) {
     acquire(pieces_[weights][layer], access_mode::read);
     if (shares_.is_gathered(layer, state_kind::weights)) release(pieces_[weights][layer]);
@@ -86,9 +111,9 @@ class step_writer {
   }
   void forward(std::size_t layer) {
     acquire(records_[layer], access_mode::write);
-    begin_reading_weights(layer);
+    begin_planned_weights(layer);
     recorder_.compute(shape_->layers[layer].forward_ns);
-    end_reading_weights(layer);
+    end_planned_weights(layer);
     if (!shares_.is_last_part(layer)) return;
     const std::size_t first = shares_.first_part(layer);
     if (kept_[first]) touch(kept_[first], access_mode::write);
@@ -118,7 +143,7 @@ class step_writer {
     if (has_record) {
       // The parts' weights are not leased together with those that rebuild the record.
       if (!shares_.is_whole(layer) && shares_.is_last_part(layer)) fetch(first);
-      begin_reading_weights(layer);
+      begin_planned_weights(layer);
       if (shares_.is_whole(layer)) fetch(first);
     }
     const bool is_gathered = shares_.is_gathered(layer, state_kind::gradients);
@@ -145,7 +170,7 @@ class step_writer {
         release(records_[first]);
         discard(records_[first]);
       }
-      end_reading_weights(layer);
+      end_planned_weights(layer);
     }
   }
   /// The oldest sum in flight becomes the mean, and its piece need not be held any longer.
@@ -176,12 +201,44 @@ class step_writer {
   const training_plan* plan_;
   const training_shape* shape_;
   rank_shares_of shares_;
+  recorded_step what_;
   trace_recorder recorder_{};
   std::array<std::vector<chunk>, 5> pieces_{};
   std::vector<chunk> records_{};
   std::vector<chunk> kept_{};
   std::vector<std::size_t> in_flight_{};  // layers, the oldest first
 };
+
+/// Returns the most bytes of the first tier that a step holds at once. Gathers ahead hold the pieces of the
+/// weights in use, or of those that are awaited, and of the `gather_ahead` reads after them
+/// (`gather_schedule`).
+[[nodiscard]] inline std::uint64_t most_held_of_tier(const training_plan& plan, const training_shape& shape,
+                                                     rank_id rank) {
+  constexpr const char* what = "training_plan: bytes held of the first tier";
+  const rank_id own{to_index(rank) % plan.ranks};
+  const std::uint64_t others =
+      step_writer(plan, shape, own, recorded_step::held_pages).write().max_leased_bytes();
+  if (plan.gather_ahead == 0) return others;
+  const rank_shares_of shares(plan, shape, own);
+  std::vector<std::size_t> reads;
+  for (std::size_t layer = 0; layer < shares.layers(); ++layer)
+    reads.push_back(layer);
+  for (std::size_t layer = shares.layers(); layer-- > 1;)
+    reads.push_back(layer);
+  std::uint64_t most = 0;
+  for (std::size_t first = 0; first < reads.size(); ++first) {
+    std::uint64_t held = 0;
+    const std::size_t end =
+        first + std::min<std::size_t>(plan.gather_ahead + std::size_t{1}, reads.size() - first);
+    for (std::size_t i = first; i < end; ++i) {
+      const std::span<const std::size_t> before = std::span(reads).subspan(first, i - first);
+      if (std::find(before.begin(), before.end(), reads[i]) == before.end())
+        held = checked_add(held, tier_bytes(plan, shares.local(reads[i], state_kind::weights)), what);
+    }
+    most = std::max(most, held);
+  }
+  return checked_add(others, most, what);
+}
 
 /// Refuses sums of the largest gradients with what they do not go with.
 inline void check_top_k(const training_plan& plan, const training_shape& shape) {
@@ -340,7 +397,8 @@ inline void count_outer(const training_plan& plan, const rank_shares_of& shares,
 
 /// The chunks of outer steps in tiers.
 struct outer_chunks {
-  std::uint64_t bytes = 0;          ///< of all
+  std::uint64_t bytes = 0;  ///< of all
+  std::uint64_t largest_chunk = 0;
   std::uint64_t largest_lease = 0;  ///< of a layer in a round, with its weights
 };
 [[nodiscard]] inline outer_chunks outer_chunks_of(const training_plan& plan, const rank_shares_of& shares) {
@@ -354,11 +412,15 @@ struct outer_chunks {
   for (std::size_t layer = 0; layer < shares.layers(); ++layer)
     change = std::max(change, chunk(sizeof(float) * shares.updated(layer)));
   all.bytes = change;
+  all.largest_chunk = change;
   for (std::size_t layer = 0; layer < shares.layers(); ++layer) {
     const std::uint64_t both = 2 * chunk(sizeof(float) * shares.updated(layer));
     add_bytes(all.bytes, both, what);
     const std::uint64_t weights = chunk(shares.local(layer, state_kind::weights));
-    if (both != 0) all.largest_lease = std::max(all.largest_lease, weights + both + change);
+    if (both == 0) continue;
+    const std::uint64_t in_pages =
+        tier_bytes(plan, weights) + 2 * tier_bytes(plan, both / 2) + tier_bytes(plan, change);
+    all.largest_lease = std::max(all.largest_lease, in_pages);
   }
   return all;
 }
@@ -491,6 +553,8 @@ inline void check_plan(const training_plan& plan, const training_shape& shape) {
   detail::check_top_k(plan, shape);
   detail::check_parts(plan, shape);
   if (plan.granularity == 0) throw argument_error("training_plan: a granularity of 0 bytes; 1 is the least");
+  if (plan.tier_page_bytes == 0)
+    throw argument_error("training_plan: a tier_page_bytes of 0 bytes; 1 means that a tier has no pages");
 }
 
 inline schedule_trace step_trace(const training_plan& plan, const training_shape& shape, rank_id rank) {
@@ -554,12 +618,24 @@ inline training_prediction predict(const training_plan& plan, const training_sha
     std::uint64_t chunks = outer.bytes;
     for (const std::uint64_t each : trace.sizes())
       chunks = checked_add(chunks, each, "training_plan: bytes of all chunks");
-    all.largest_lease_bytes = std::max(trace.max_leased_bytes(), outer.largest_lease);
+    const std::uint64_t held = detail::most_held_of_tier(plan, shape, rank);
+    all.largest_lease_bytes = std::max(held, outer.largest_lease);
     if (all.largest_lease_bytes > plan.tiers.front()) {
-      throw argument_error("training_plan: a first tier of " + std::to_string(plan.tiers.front()) +
-                           " bytes; " +
-                           (outer.largest_lease > trace.max_leased_bytes() ? "an outer step" : "a step") +
-                           " leases " + std::to_string(all.largest_lease_bytes) + " at once");
+      throw argument_error(
+          "training_plan: a first tier of " + std::to_string(plan.tiers.front()) + " bytes; " +
+          (outer.largest_lease > held ? "an outer step" : "a step") + " leases " +
+          std::to_string(all.largest_lease_bytes) + " at once" +
+          (plan.tier_page_bytes == 1 ? "" : ", in pages of " + std::to_string(plan.tier_page_bytes)));
+    }
+    const auto sizes = trace.sizes();
+    const auto largest = std::max_element(sizes.begin(), sizes.end());
+    const std::uint64_t chunk = largest == sizes.end() ? 0 : *largest;
+    all.largest_chunk_bytes = detail::tier_bytes(plan, std::max(chunk, outer.largest_chunk));
+    for (std::size_t tier = 1; tier < plan.tiers.size(); ++tier) {
+      if (plan.tiers[tier] >= all.largest_chunk_bytes) continue;
+      throw argument_error("training_plan: tier " + std::to_string(tier) + " of " +
+                           std::to_string(plan.tiers[tier]) + " bytes; the largest chunk takes " +
+                           std::to_string(all.largest_chunk_bytes));
     }
     for (const std::uint64_t budget : plan.tiers)
       all.tiers.push_back({budget, true});
