@@ -112,8 +112,8 @@ class unordered_sum {
   }
   LLMMEM_HD void set_nan() noexcept {
     LLMMEM_UNROLL
-    for (std::size_t i = 0; i < digits; ++i)
-      digits_[i] = 0;
+    for (auto& digit : digits_)
+      digit = 0;
     base_ = is_nan;
   }
   /// Adds number * 2^place, in units of 2^-298, the square of the least float. @pre number < 2^48

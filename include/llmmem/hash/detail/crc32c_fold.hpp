@@ -34,24 +34,25 @@ namespace detail {
   return power;
 }
 
-/// The factors of the two halves of 16 bytes that `bits` bits follow. The product of two reversed numbers is
-/// reversed, and one bit short: hence the shift.
+/// The factors of the two halves of 16 bytes that `bytes` bytes follow. The product of two reversed numbers
+/// is reversed, and one bit short: hence the shift.
 struct crc32c_factors {
   std::uint64_t low = 0;
   std::uint64_t high = 0;
 
-  [[nodiscard]] static constexpr crc32c_factors of(std::uint64_t bits) noexcept {
-    return {std::uint64_t{crc32c_power(bits + 32)} << 1, std::uint64_t{crc32c_power(bits - 32)} << 1};
+  [[nodiscard]] static constexpr crc32c_factors of(std::uint64_t bytes) noexcept {
+    return {std::uint64_t{crc32c_power(8 * bytes + 32)} << 1,
+            std::uint64_t{crc32c_power(8 * bytes - 32)} << 1};
   }
 };
 
 /// A round takes four times 64 bytes. The last step adds the first three sums to the fourth.
 inline constexpr std::size_t crc32c_round = 256;
 struct alignas(64) crc32c_fold_factors {
-  crc32c_factors round = crc32c_factors::of(8 * crc32c_round);
-  crc32c_factors first = crc32c_factors::of(8 * 192);
-  crc32c_factors second = crc32c_factors::of(8 * 128);
-  crc32c_factors third = crc32c_factors::of(8 * 64);
+  crc32c_factors round = crc32c_factors::of(crc32c_round);
+  crc32c_factors first = crc32c_factors::of(192);
+  crc32c_factors second = crc32c_factors::of(128);
+  crc32c_factors third = crc32c_factors::of(64);
 };
 inline constexpr crc32c_fold_factors crc32c_folding{};
 

@@ -46,7 +46,7 @@ struct crc32c_rows {
   /// @pre tile number `index` exists
   [[nodiscard]] static LLMMEM_HD crc32c_rows of(const copy_task& block, std::uint64_t index,
                                                 std::uint64_t tile_bytes) noexcept {
-    const std::uint64_t address = reinterpret_cast<std::uintptr_t>(block.from);
+    const auto address = reinterpret_cast<std::uintptr_t>(block.from);
     const std::uint64_t skew = address % sector;
     crc32c_rows out;
     out.begin = index == 0 ? 0 : index * tile_bytes - skew;
@@ -147,8 +147,9 @@ struct crc32c_rows_work {
     }
     transpose_rows(state, group);
     group.each([&](std::uint32_t lane) {
-      part[lane] = sum.powers.past(crc32c_register(state[lane]),
-                                   block.bytes - rows.last + (31 - lane) * crc32c_rows::row_bytes);
+      part[lane] =
+          sum.powers.past(crc32c_register(state[lane]),
+                          block.bytes - rows.last + std::uint64_t{31 - lane} * crc32c_rows::row_bytes);
     });
   }
 

@@ -221,6 +221,7 @@ class step_writer {
   if (plan.gather_ahead == 0) return others;
   const rank_shares_of shares(plan, shape, own);
   std::vector<std::size_t> reads;
+  reads.reserve(2 * shares.layers());
   for (std::size_t layer = 0; layer < shares.layers(); ++layer)
     reads.push_back(layer);
   for (std::size_t layer = shares.layers(); layer-- > 1;)
@@ -232,7 +233,7 @@ class step_writer {
         first + std::min<std::size_t>(plan.gather_ahead + std::size_t{1}, reads.size() - first);
     for (std::size_t i = first; i < end; ++i) {
       const std::span<const std::size_t> before = std::span(reads).subspan(first, i - first);
-      if (std::find(before.begin(), before.end(), reads[i]) == before.end())
+      if (std::ranges::find(before, reads[i]) == before.end())
         held = checked_add(held, tier_bytes(plan, shares.local(reads[i], state_kind::weights)), what);
     }
     most = std::max(most, held);
@@ -628,7 +629,7 @@ inline training_prediction predict(const training_plan& plan, const training_sha
           (plan.tier_page_bytes == 1 ? "" : ", in pages of " + std::to_string(plan.tier_page_bytes)));
     }
     const auto sizes = trace.sizes();
-    const auto largest = std::max_element(sizes.begin(), sizes.end());
+    const auto largest = std::ranges::max_element(sizes);
     const std::uint64_t chunk = largest == sizes.end() ? 0 : *largest;
     all.largest_chunk_bytes = detail::tier_bytes(plan, std::max(chunk, outer.largest_chunk));
     for (std::size_t tier = 1; tier < plan.tiers.size(); ++tier) {
