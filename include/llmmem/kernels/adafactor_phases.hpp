@@ -29,10 +29,12 @@ struct adafactor_arrays {
 // A step of a tensor:
 //
 //     adafactor_begin         clears the sums
-//     adafactor_add           adds squares of a piece's gradients and weights     then the ranks merge
-//     the first `shape.sums()` adafactor_factors       changes the state and the terms
-//     adafactor_add_updates   adds squares of a piece's updates                   then the ranks merge
-//     `sums[shape.sums()]` adafactor_apply         changes the piece's weights
+//     adafactor_add           adds squares of a piece's gradients and weights
+//                             (then the ranks merge the first `shape.sums()`)
+//     adafactor_factors       changes the state and the terms
+//     adafactor_add_updates   adds squares of a piece's updates
+//                             (then the ranks merge `sums[shape.sums()]`)
+//     adafactor_apply         changes the piece's weights
 //
 // Each phase is several kernels in the order of `run`, and none waits. Pieces of one tensor share its
 // arrays, so their phases run one after the other. Sums are trivially copyable, and merge in any order.

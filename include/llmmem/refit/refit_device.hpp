@@ -71,10 +71,10 @@ class refit_device_image {
 
 /// Copies published images to a device, in pieces through pinned memory, and publishes them there.
 ///
-///     refit_upload upload(copies, pinned);                             // copies: a device_queue
-///     const auto done = moving.receive(step, weights, ...);            // all ranks have the new weights on
-///     the host const auto now = weights.snapshot().value(); upload.publish(*now, device_weights,
-///     kernels).value();           // kernels: marks of those that read the slot
+///     refit_upload upload(copies, pinned);                    // copies: a device_queue
+///     const auto done = moving.receive(step, weights, ...);   // all ranks have the new weights on the host
+///     const auto now = weights.snapshot().value();
+///     upload.publish(*now, device_weights, kernels).value();  // kernels: fences of those that read the slot
 ///
 /// The spare slot is written; readers may pin the version before the newest until then. A version is
 /// published when all its bytes are on the device: kernels that start afterwards need no fence. A reader that
