@@ -233,7 +233,7 @@ class tier_slots {
     std::uint32_t uses = 0;
     std::uint32_t loads = 0;
     slot_state state = slot_state::free;
-    bool has_sum = false;  // whether `checksum` is that of the contents, in the first tier
+    bool has_sum = false;  // whether `checksum` is that of the contents, in memory without a codec
   };
 
   [[nodiscard]] entry& at(slot_id slot) noexcept { return entries_[to_index(slot)]; }

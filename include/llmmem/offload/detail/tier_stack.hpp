@@ -368,6 +368,9 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
         ++level.counted.stored;
         level.counted.stored_bytes += done.copy.stored;
         slots.set_stored(done.lower, done.copy.checksum, done.copy.stored);
+        if constexpr (std::remove_cvref_t<decltype(level)>::medium_type::passes_sums) {
+          if (const auto sum = above.sum(done.upper)) slots.note_sum(done.lower, *sum);
+        }
         const auto kept = level.medium.keep(done.group, done.lower, slots.key(done.lower),
                                             slots.parent(done.lower), done.copy);
         if (!kept) note_index(kept.error());  // this process finds the block regardless
@@ -404,7 +407,11 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
       why = {errc::cancelled, to_index(done.lower), 0, 0, level.medium.name()};
     slots.unpin(done.lower);
     if (why.code == errc::ok) {
-      if constexpr (Level::medium_type::sums_blocks) above.note_sum(done.upper, slots.checksum(done.lower));
+      if constexpr (Level::medium_type::sums_blocks) {
+        above.note_sum(done.upper, slots.checksum(done.lower));
+      } else if constexpr (Level::medium_type::passes_sums) {
+        if (const auto sum = slots.sum(done.lower)) above.note_sum(done.upper, *sum);
+      }
       slots_used(slots, done.lower);
       if (done.waiting.generation != 0) return arrived(done.waiting, done.upper, why);
       return above.unpin(done.upper);
