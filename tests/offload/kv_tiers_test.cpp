@@ -296,12 +296,13 @@ TEST_CASE("a flipped bit is a miss of its block, and only tokens after it are co
 
 namespace {
 
-/// A first tier of one slot over a second one in memory, and a block whose checksum is known.
-template <class Lower>
+/// A first tier with space for one block over others in memory, and a block whose checksum is known.
+template <class... Lower>
 struct summed_block {
-  explicit summed_block(offload::store_policy down)
+  explicit summed_block(std::uint64_t lower_slots = 4)
       : tiers(cache, manual_mover(contents, stream), kv_tiers_options{.load_headroom = 0},
-              offload::kv_tier(host, block_bytes, down), Lower(below, 4 * block_bytes)),
+              offload::kv_tier(host, sizeof...(Lower) * block_bytes, write_through{}),
+              Lower(below, lower_slots * block_bytes, write_back{})...),
         held(arrival(0)) {
     tiers.note_checksum(held, sum);
   }
@@ -323,17 +324,19 @@ struct summed_block {
   kv_chain chain{cache, prompt};
   kv_contents contents{one_group, cache.max_physical_blocks()};
   transfer_list stream{true};
-  host_space host{{.budget = block_bytes}};
+  host_space host{{.budget = 2 * block_bytes}};
   host_space below{{.budget = 8 * block_bytes}};
-  kv_tiers<cache_type, manual_mover, offload::kv_tier<host_space>, Lower> tiers;
+  kv_tiers<cache_type, manual_mover, offload::kv_tier<host_space>, Lower...> tiers;
   std::uint32_t sum = crc32c(0, std::vector<std::byte>(block_bytes, std::byte{1}));
   offload::held_block held;
 };
 
 }  // namespace
 
+using coded_tier = offload::kv_tier<host_space, lru_eviction, offload::coded<varied_codec<1>>>;
+
 TEST_CASE("a known checksum stays with a block that goes down in memory and comes back") {
-  summed_block<offload::kv_tier<host_space>> r(write_through{});
+  summed_block<offload::kv_tier<host_space>> r;
   r.end(r.held);
   r.end(r.arrival(1));
   REQUIRE_FALSE(r.tiers.hold(0, r.chain.keys()[0]));
@@ -353,14 +356,26 @@ TEST_CASE("a known checksum stays with a block that goes down in memory and come
 }
 
 TEST_CASE("a block that was damaged in memory does not go into a tier with a codec") {
-  using coded_tier = offload::kv_tier<host_space, lru_eviction, offload::coded<varied_codec<1>>>;
   for (const bool is_damaged : {false, true}) {
-    summed_block<coded_tier> r(write_through{});
+    summed_block<coded_tier> r;
     r.tiers.bytes_of(r.held)[3] ^= static_cast<std::byte>(is_damaged);
     r.end(r.held);
     CHECK(r.tiers.stats().tiers[1].failures == (is_damaged ? 1 : 0));
     r.end(r.arrival(1));
     CHECK((r.tiers.lookup_block(0, r.chain.keys()[0]).first == answer::hit) == !is_damaged);
+  }
+}
+
+TEST_CASE("a block that was damaged in memory does not come sound out of a demotion") {
+  for (const bool is_damaged : {false, true}) {
+    summed_block<offload::kv_tier<host_space>, coded_tier> r(2);
+    r.tiers.bytes_of(r.held)[3] ^= static_cast<std::byte>(is_damaged);
+    r.end(r.held);
+    r.end(r.arrival(1));
+    r.end(r.arrival(2));
+    r.tiers.flush();
+    CHECK(r.tiers.stats().tiers[2].stored == (is_damaged ? 0 : 1));
+    CHECK(r.tiers.lookup_block(0, r.chain.keys()[0]).first == (is_damaged ? answer::miss : answer::hit));
   }
 }
 
