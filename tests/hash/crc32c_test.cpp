@@ -77,6 +77,23 @@ TEST_CASE("the checksum is the same by instruction, by table and by bit, in one 
   }
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define LLMMEM_TEST_IS_WATCHED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define LLMMEM_TEST_IS_WATCHED 1
+#endif
+#endif
+
+TEST_CASE("a sanitizer sees every byte that a checksum reads, and otherwise long runs are folded") {
+#if defined(LLMMEM_TEST_IS_WATCHED)
+  CHECK_FALSE(detail::folds_crc32c(std::size_t{1} << 20));
+#else
+  CHECK(detail::folds_crc32c(512) == (detail::has_crc32c_folding() && detail::has_crc32c_instruction()));
+  CHECK_FALSE(detail::folds_crc32c(511));
+#endif
+}
+
 TEST_CASE("a lane of zero bytes after a state gives what the tables of lanes say") {
   for (const auto seed : seeds(100)) {
     CAPTURE(seed);

@@ -2,6 +2,7 @@
 #include <llmmem/offload/kv_tiers.hpp>
 
 #include <doctest/doctest.h>
+#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/paged_allocator.hpp>
 #include <llmmem/paging/event_log.hpp>
 #include <llmmem/paging/hybrid_allocator.hpp>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "offload/kv_model.hpp"
+#include "offload/varied_codec.hpp"
 #include "support/event_orders.hpp"
 #include "support/manual_transfers.hpp"
 #include "support/seeds.hpp"
@@ -290,6 +292,91 @@ TEST_CASE("a flipped bit is a miss of its block, and only tokens after it are co
   CHECK(r.cache.cached_tokens(prompt) == 8);
   CHECK(r.tiers.lookup_block(chain, 0, 2).first == answer::miss);
   CHECK(r.tiers.stats().tiers[1].damaged == 1);
+}
+
+namespace {
+
+/// A first tier with space for one block over others in memory, and a block whose checksum is known.
+template <class... Lower>
+struct summed_block {
+  explicit summed_block(std::uint64_t lower_slots = 4)
+      : tiers(cache, manual_mover(contents, stream), kv_tiers_options{.load_headroom = 0},
+              offload::kv_tier(host, sizeof...(Lower) * block_bytes, write_through{}),
+              Lower(below, lower_slots * block_bytes, write_back{})...),
+        held(arrival(0)) {
+    tiers.note_checksum(held, sum);
+  }
+  /// A block with its contents, still to be ended.
+  offload::held_block arrival(std::size_t at) {
+    const auto out = tiers.begin_arrival(0, chain.keys()[at], at).value();
+    std::ranges::fill(tiers.bytes_of(out), static_cast<std::byte>(at + 1));
+    return out;
+  }
+  void end(const offload::held_block& block) {
+    REQUIRE(tiers.end_arrival(block, true));
+    tiers.release(block);
+    tiers.flush();
+  }
+
+  cache_type cache{
+      {.blocks = 8, .block_tokens = 4, .max_sequences = 8, .max_sequence_tokens = 64, .name = "kv"}};
+  std::vector<token_id> prompt = count_up(0, 12);
+  kv_chain chain{cache, prompt};
+  kv_contents contents{one_group, cache.max_physical_blocks()};
+  transfer_list stream{true};
+  host_space host{{.budget = 2 * block_bytes}};
+  host_space below{{.budget = 8 * block_bytes}};
+  kv_tiers<cache_type, manual_mover, offload::kv_tier<host_space>, Lower...> tiers;
+  std::uint32_t sum = crc32c(0, std::vector<std::byte>(block_bytes, std::byte{1}));
+  offload::held_block held;
+};
+
+}  // namespace
+
+using coded_tier = offload::kv_tier<host_space, lru_eviction, offload::coded<varied_codec<1>>>;
+
+TEST_CASE("a known checksum stays with a block that goes down in memory and comes back") {
+  summed_block<offload::kv_tier<host_space>> r;
+  r.end(r.held);
+  r.end(r.arrival(1));
+  REQUIRE_FALSE(r.tiers.hold(0, r.chain.keys()[0]));
+  REQUIRE(r.tiers.prefetch_block(0, r.chain.keys()[0]));
+  r.tiers.flush();
+  const auto back = r.tiers.hold(0, r.chain.keys()[0]);
+  REQUIRE(back);
+  CHECK(r.tiers.checksum_of(*back) == r.sum);
+  r.tiers.release(*back);
+  r.end(r.arrival(2));
+  REQUIRE(r.tiers.prefetch_block(0, r.chain.keys()[1]));
+  r.tiers.flush();
+  const auto other = r.tiers.hold(0, r.chain.keys()[1]);
+  REQUIRE(other);
+  CHECK_FALSE(r.tiers.checksum_of(*other));
+  r.tiers.release(*other);
+}
+
+TEST_CASE("a block that was damaged in memory does not go into a tier with a codec") {
+  for (const bool is_damaged : {false, true}) {
+    summed_block<coded_tier> r;
+    r.tiers.bytes_of(r.held)[3] ^= static_cast<std::byte>(is_damaged);
+    r.end(r.held);
+    CHECK(r.tiers.stats().tiers[1].failures == (is_damaged ? 1 : 0));
+    r.end(r.arrival(1));
+    CHECK((r.tiers.lookup_block(0, r.chain.keys()[0]).first == answer::hit) == !is_damaged);
+  }
+}
+
+TEST_CASE("a block that was damaged in memory does not come sound out of a demotion") {
+  for (const bool is_damaged : {false, true}) {
+    summed_block<offload::kv_tier<host_space>, coded_tier> r(2);
+    r.tiers.bytes_of(r.held)[3] ^= static_cast<std::byte>(is_damaged);
+    r.end(r.held);
+    r.end(r.arrival(1));
+    r.end(r.arrival(2));
+    r.tiers.flush();
+    CHECK(r.tiers.stats().tiers[2].stored == (is_damaged ? 0 : 1));
+    CHECK(r.tiers.lookup_block(0, r.chain.keys()[0]).first == (is_damaged ? answer::miss : answer::hit));
+  }
 }
 
 TEST_CASE("blocks that do not arrive within the patience are computed, and their late arrival is harmless") {

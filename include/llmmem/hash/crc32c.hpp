@@ -137,10 +137,10 @@ inline constexpr std::array<std::array<std::uint32_t, 256>, 4> crc32c_lane_table
   return crc32c_run(state, bytes, crc32c_word_by_instruction);
 }
 
-/// Returns whether a run is long enough to be folded, and this machine can. The length is looked at first,
-/// because it is in a register.
+/// Returns whether a run is long enough to be folded, this machine can, and no sanitizer must see the bytes.
+/// The length is looked at first, because it is in a register.
 [[nodiscard]] inline bool folds_crc32c(std::size_t bytes) noexcept {
-  return bytes >= 2 * crc32c_round && has_crc32c_folding() && has_crc32c_instruction();
+  return !crc32c_is_watched && bytes >= 2 * crc32c_round && has_crc32c_folding() && has_crc32c_instruction();
 }
 /// Returns the state after a folded run and the bytes that follow it.
 [[nodiscard]] inline std::uint32_t crc32c_after_fold(const crc32c_rest& rest,

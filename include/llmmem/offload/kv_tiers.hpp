@@ -248,12 +248,14 @@ class kv_tiers final : private offload::loss_listener {
   void release(const offload::held_block& block) noexcept;
   /// Returns the memory of a held block, `mover().block_bytes(block.group)` bytes.
   [[nodiscard]] std::span<std::byte> bytes_of(const offload::held_block& block) noexcept LLMMEM_LIFETIMEBOUND;
-  /// Returns the CRC-32C that a held block had when it came from a file or another node, went into a file or
-  /// was first sent; nothing before that. A block whose bytes no longer have it was damaged since.
+  /// Returns the CRC-32C that a held block had when it came from a file or by message, went into a file or
+  /// was first sent or offered; nothing before that, nor after the block has been in a tier with a codec. A
+  /// block whose bytes no longer have it was damaged since.
   [[nodiscard]] std::optional<std::uint32_t> checksum_of(const offload::held_block& block) const noexcept {
     return stack_.first().slots[block.group].sum(block.slot);
   }
-  /// Keeps the CRC-32C of a held block until its slot has other contents.
+  /// Keeps the CRC-32C of a held block, which also goes along to lower tiers, until its slot has other
+  /// contents. For a block that arrives: before `end_arrival`.
   void note_checksum(const offload::held_block& block, std::uint32_t crc) noexcept {
     stack_.first().slots[block.group].note_sum(block.slot, crc);
   }

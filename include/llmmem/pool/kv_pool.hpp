@@ -56,8 +56,8 @@ inline namespace v0 {
 ///
 /// **Never a wrong token.** A request names a block by its whole key, which covers the tokens of its prefix,
 /// their tenant, the epoch of the weights and the seed of the hash. A block arrives with the CRC-32C that it
-/// had when it came into its holder's tiers, or was first read there: damage on the way and in the holder's
-/// memory is a miss.
+/// had when it came to its holder from a file or by message, or was first sent or offered there: damage on
+/// the way and in the holder's memory is a miss, unless another holder has the block.
 /// Nodes whose caches, layouts or weights (`kv_pool_options::model`) differ pass no blocks: see `state_of`.
 /// Messages are untrusted input: the pool checks lengths, numbers and offsets against what this node awaits.
 ///

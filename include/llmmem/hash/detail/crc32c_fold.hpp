@@ -59,6 +59,20 @@ inline constexpr crc32c_fold_factors crc32c_folding{};
 /// What is left of a run: its checksum after state 0 is that of the whole run.
 using crc32c_rest = std::array<std::byte, 64>;
 
+/// Whether a sanitizer watches the program. None sees what assembly reads and writes through a pointer: freed
+/// memory and races would go unnoticed, and the memory sanitizer would report each checksum.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool crc32c_is_watched = true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+inline constexpr bool crc32c_is_watched = true;
+#else
+inline constexpr bool crc32c_is_watched = false;
+#endif
+#else
+inline constexpr bool crc32c_is_watched = false;
+#endif
+
 /// Whether this machine multiplies 64 bytes at a time: x86-64 with VPCLMULQDQ and AVX-512 F.
 [[nodiscard]] inline bool has_crc32c_folding() noexcept {
 #if defined(__x86_64__)

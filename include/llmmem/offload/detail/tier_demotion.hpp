@@ -117,7 +117,10 @@ bool kv_tier_stack<Tiers...>::continue_demotion(Transfer& of, std::uint64_t now)
       if (room == sent::impossible) return give_up();
     }
     const slot_id target = below.begin_fill(slots.key(of.lower), slots.parent(of.lower));
-    const auto copy = next.medium.write(of.group, target, bytes);
+    // The checksum goes along: one that is computed here would cover damage from before.
+    const auto sum = sum_of(level, of.group, of.lower);
+    first().slots[of.group].note_sum(of.upper, sum);
+    const auto copy = next.medium.write(of.group, target, bytes, sum);
     if (!copy) {
       below.abandon_fill(target);
       if (is_busy(copy.error()) && next.transfer_count != 0) return false;

@@ -99,6 +99,8 @@ class tier_medium {
   static constexpr bool persists = detail::persists_chunks<Space>();
   /// Whether the checksum of a copy is that of the block itself.
   static constexpr bool sums_blocks = leaves_memory && coding_type::is_plain;
+  /// Whether a copy has the block's own bytes, which nothing verifies here: a known checksum stays with it.
+  static constexpr bool passes_sums = !leaves_memory && coding_type::is_plain;
   static_assert(copy_queue<Space, Space>, "the space of a kv_tier must be the queue of its own copies");
 
   tier_medium(Space& space, const slot_regions& regions, std::size_t groups, coding_type coding)
@@ -136,13 +138,18 @@ class tier_medium {
   }
 
   /// Begins to write a block. `errc::table_full`: all buffers of the codec are in use; `errc::too_short`: the
-  /// stored form is longer than the slot.
+  /// stored form is longer than the slot; `errc::checksum_differs`: the block was damaged, and its coded form
+  /// would hide that.
   /// @param sum  the block's checksum, if it is known: damage since then is found when the block comes back.
   result<copy_type> write(std::size_t group, slot_id slot, std::span<const std::byte> from,
                           std::optional<std::uint32_t> sum = {}) noexcept {
     copy_type out;
     std::span<const std::byte> bytes = from;
     if constexpr (!coding_type::is_plain) {
+      if (sum) {
+        if (const std::uint32_t found = crc32c(0, from); found != *sum)
+          return failure{errc::checksum_differs, to_index(slot), *sum, found, name()};
+      }
       out.buffer = coding_.take();
       if (out.buffer == no_coding_buffer) return all_in_use();
       const auto stored = coding_.encode(group, from, out.buffer);

@@ -162,10 +162,10 @@ class tier_slots {
   [[nodiscard]] const block_key& key(slot_id slot) const noexcept { return index_.key(block_of(slot)); }
   [[nodiscard]] parent_digest parent(slot_id slot) const noexcept { return at(slot).parent; }
   [[nodiscard]] std::uint32_t checksum(slot_id slot) const noexcept { return at(slot).checksum; }
-  /// Notes the CRC-32C of the contents; the next contents of the slot have none.
-  void note_sum(slot_id slot, std::uint32_t sum) noexcept {
-    at(slot).checksum = sum;
-    at(slot).has_sum = true;
+  /// Notes the CRC-32C of the contents, or that it is unknown; the next contents of the slot have none.
+  void note_sum(slot_id slot, std::optional<std::uint32_t> sum) noexcept {
+    at(slot).checksum = sum.value_or(0);
+    at(slot).has_sum = sum.has_value();
   }
   [[nodiscard]] std::optional<std::uint32_t> sum(slot_id slot) const noexcept {
     if (!at(slot).has_sum) return std::nullopt;
@@ -233,7 +233,7 @@ class tier_slots {
     std::uint32_t uses = 0;
     std::uint32_t loads = 0;
     slot_state state = slot_state::free;
-    bool has_sum = false;  // whether `checksum` is that of the contents, in the first tier
+    bool has_sum = false;  // whether `checksum` is that of the contents, in memory without a codec
   };
 
   [[nodiscard]] entry& at(slot_id slot) noexcept { return entries_[to_index(slot)]; }

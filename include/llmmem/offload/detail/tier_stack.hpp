@@ -368,6 +368,8 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
         ++level.counted.stored;
         level.counted.stored_bytes += done.copy.stored;
         slots.set_stored(done.lower, done.copy.checksum, done.copy.stored);
+        if constexpr (std::remove_cvref_t<decltype(level)>::medium_type::passes_sums)
+          slots.note_sum(done.lower, above.sum(done.upper));
         const auto kept = level.medium.keep(done.group, done.lower, slots.key(done.lower),
                                             slots.parent(done.lower), done.copy);
         if (!kept) note_index(kept.error());  // this process finds the block regardless
@@ -404,7 +406,7 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
       why = {errc::cancelled, to_index(done.lower), 0, 0, level.medium.name()};
     slots.unpin(done.lower);
     if (why.code == errc::ok) {
-      if constexpr (Level::medium_type::sums_blocks) above.note_sum(done.upper, slots.checksum(done.lower));
+      above.note_sum(done.upper, sum_of(level, done.group, done.lower));
       slots_used(slots, done.lower);
       if (done.waiting.generation != 0) return arrived(done.waiting, done.upper, why);
       return above.unpin(done.upper);
@@ -434,6 +436,12 @@ class kv_tier_stack : public kv_tier_places<Tiers...> {
     }
     ++level.counted.failures;
     last_failure_ = why;
+  }
+  /// Returns the checksum of a block in a lower tier, if the tier knows that of the block itself.
+  template <class Level>
+  static std::optional<std::uint32_t> sum_of(const Level& level, std::size_t group, slot_id slot) noexcept {
+    if constexpr (Level::medium_type::sums_blocks) return level.slots[group].checksum(slot);
+    return level.slots[group].sum(slot);
   }
   template <class Slots>
   static void slots_used(Slots& slots, slot_id slot) noexcept {

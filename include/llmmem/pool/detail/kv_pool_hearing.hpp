@@ -90,8 +90,8 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::on_frame(seat_id from, const fr
     ++counted_.damaged_blocks;
     return fail(of, *each, errc::message_damaged);
   }
+  tiers_->note_checksum(each->block, each->crc);  // before it moves on, so that lower tiers get it as well
   arrive(*each);
-  if (each->state == part_state::arrived) tiers_->note_checksum(each->block, each->crc);
 }
 
 /// All bytes of a block are in its slot, and right.
