@@ -71,10 +71,12 @@ class refit_device_image {
 
 /// Copies published images to a device, in pieces through pinned memory, and publishes them there.
 ///
-///     refit_upload upload(copies, pinned);                             // copies: a device_queue
-///     const auto done = moving.receive(step, weights, ...);            // all ranks have the new weights on
-///     the host const auto now = weights.snapshot().value(); upload.publish(*now, device_weights,
-///     kernels).value();           // kernels: marks of those that read the slot
+///     refit_upload upload(copies, pinned);              // copies: a device_queue
+///     const auto done = moving.receive(step, ...);      // all ranks have the new weights on the host
+///     const auto now = weights.snapshot().value();
+///     upload.publish(*now, device_weights, readers).value();
+///
+/// `readers` are marks of the kernels that still read the slot to be written.
 ///
 /// The spare slot is written; readers may pin the version before the newest until then. A version is
 /// published when all its bytes are on the device: kernels that start afterwards need no fence. A reader that
@@ -91,7 +93,9 @@ class refit_device_image {
 ///                      when the pinned space lacks two of them. `publish` returns `errc::size_mismatch` for
 ///                      an image of another size, `errc::old_weights` for one that is not newer than the
 ///                      device's newest, `errc::version_pinned` if no slot is available, and the queue's
-///                      failures; nothing is published then, and no copy is in flight.
+///                      failures. It throws what the queue and its fences throw: `system_error` if the device
+///                      has failed. Nothing is published then, and no copy is in flight, unless the queue
+///                      has lost its end (`errc::completion_lost`).
 template <memory_space Pinned, class Queue>
   requires(Pinned::is_host_accessible)
 class refit_upload {
@@ -136,8 +140,7 @@ class refit_upload {
     std::optional<fence_type> copied{};
 
     void wait() {
-      if (copied) copied->wait();
-      copied.reset();
+      if (const auto fence = std::exchange(copied, std::nullopt)) fence->wait();
     }
   };
 
@@ -167,9 +170,26 @@ class refit_upload {
   template <class Range>
   [[nodiscard]] result<void> copy(std::span<const std::byte> from, const Range& to,
                                   std::span<const fence_type> after) {
-    result<void> done;
+    try {
+      result<void> done = begin_copies(from, to, after);
+      for (piece& each : pieces_)
+        each.wait();
+      return done;
+    } catch (...) {
+      for (piece& each : pieces_) {
+        try {
+          each.wait();
+        } catch (...) {  // the first exception says why
+        }
+      }
+      throw;
+    }
+  }
+  template <class Range>
+  [[nodiscard]] result<void> begin_copies(std::span<const std::byte> from, const Range& to,
+                                          std::span<const fence_type> after) {
     std::size_t turn = 0;
-    for (std::size_t at = 0; at < from.size() && done; ++turn) {
+    for (std::size_t at = 0; at < from.size(); ++turn) {
       piece& staged = pieces_[turn % pieces_.size()];
       staged.wait();
       const std::size_t count =
@@ -177,16 +197,11 @@ class refit_upload {
       const std::span<std::byte> staging = staged.memory.range().span().first(count);
       std::memcpy(staging.data(), from.data() + at, count);
       auto copied = queue_->copy_in_async(Range{to.data + at, count}, staging, after);
-      if (copied) {
-        staged.copied = std::move(*copied);
-      } else {
-        done = copied.error();
-      }
+      if (!copied) return copied.error();
+      staged.copied = std::move(*copied);
       at += count;
     }
-    for (piece& each : pieces_)
-      each.wait();
-    return done;
+    return {};
   }
 
   Queue* queue_;
