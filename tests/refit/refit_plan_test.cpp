@@ -5,6 +5,7 @@
 #include <llmmem/space/host.hpp>
 #include <llmmem/version/double_buffer.hpp>
 #include <llmmem/version/latest.hpp>
+#include <llmmem/version/stash.hpp>
 #include <llmmem/version/versioned.hpp>
 
 #include <doctest/doctest.h>
@@ -318,8 +319,14 @@ TEST_CASE("an upload publishes a version on a device whole, and a failure leaves
       latest{.versions = 1}, [&](std::size_t) { return refit_device_image(layout, device); });
   refit_upload upload(device, pinned, 64);
   fill(1);
-  REQUIRE(upload.publish(image, alone).has_value());
-  fill(2);
   CHECK(upload.publish(image, alone).error().code == errc::version_pinned);
+  CHECK(alone.newest() == no_version);
+  versioned<refit_device_image<host_space>, stash<2>> both(
+      {}, [&](std::size_t) { return refit_device_image(layout, device); });
+  const version_id first = upload.publish(image, both).value();
+  fill(2);
+  REQUIRE(upload.publish(image, both).has_value());
+  CHECK(upload.publish(image, both).error().code == errc::old_weights);
+  CHECK(both.pin(first).has_value());  // a refusal ends no version
   CHECK_THROWS_AS(refit_upload(device, pinned, 0), argument_error);
 }
