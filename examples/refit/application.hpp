@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -101,15 +102,24 @@ struct command_line {
   return {asked, std::nullopt};
 }
 
+namespace detail {
+
+/// JSON has no number that is not finite, and a run may have diverged.
+[[nodiscard]] inline std::string loss_json(double loss) {
+  return std::isfinite(loss) ? fmt::format("{:.6f}", loss) : std::string("null");
+}
+
+}  // namespace detail
+
 [[nodiscard]] inline std::string to_json(const job_result& result) {
   std::string lines;
   for (const refit_line& each : result.lines) {
     lines += fmt::format(
-        R"({}{{"step": {}, "version": {}, "loss": {:.6f}, "elements_bytes": {}, "sent_bytes": {}, "links": {}, )"
+        R"({}{{"step": {}, "version": {}, "loss": {}, "elements_bytes": {}, "sent_bytes": {}, "links": {}, )"
         R"("changed_links": {}, "dropped_blocks": {}, "matched_tokens": {}, "wrong_tensors": {}}})",
-        lines.empty() ? "\n  " : ",\n  ", each.step, each.version, each.loss, each.elements_bytes,
-        each.sent_bytes, each.links, each.changed_links, each.dropped_blocks, each.matched_tokens,
-        each.wrong_tensors);
+        lines.empty() ? "\n  " : ",\n  ", each.step, each.version, detail::loss_json(each.loss),
+        each.elements_bytes, each.sent_bytes, each.links, each.changed_links, each.dropped_blocks,
+        each.matched_tokens, each.wrong_tensors);
   }
   return fmt::format("{{\"image_bytes\": {}, \"base_bytes\": {}, \"arrival_bytes\": {}, \"refits\": [{}]}}\n",
                      result.image_bytes, result.base_bytes, result.arrival_bytes, lines);
@@ -140,27 +150,29 @@ inline void refit_from(const command_line& asked, std::FILE* out, std::FILE* not
   if (asked.prints_plan) fmt::print(notes, "{}", result.plan);
   const refit_line& line = result.line;
   const auto bytes = [](std::uint64_t n) { return example::bytes_text(static_cast<double>(n)); };
+  const auto counted = [](std::uint32_t n, const char* one) {
+    return fmt::format("{} {}{}", n, one, n == 1 ? "" : "s");
+  };
   example::write(
       out,
       asked.json
-          ? fmt::format(
-                R"({{"checkpoint": {}, "saved_by": {}, "step": {}, "loss": {:.6f}, "image_bytes": {}, )"
-                R"("elements_bytes": {}, "read_bytes": {}, "sent_bytes": {}, "checksum": "{:08x}", )"
-                R"("wrong_tensors": {}}})"
-                "\n",
-                example::json_string(result.checkpoint), result.saved_by, line.step, line.loss,
-                result.image_bytes, line.elements_bytes, result.read_bytes, line.sent_bytes, result.checksum,
-                line.wrong_tensors)
-          : fmt::format(
-                "{}: step {} of {} ranks, loss {:.4f}\n{} engines: a version {} on all of them, {} read, {} "
-                "sent, {} tensors wrong; checksum {:08x}\n",
-                result.checkpoint, line.step, result.saved_by, line.loss, asked.job.engines,
-                bytes(result.image_bytes), bytes(result.read_bytes), bytes(line.sent_bytes),
-                line.wrong_tensors, result.checksum),
+          ? fmt::format(R"({{"checkpoint": {}, "saved_by": {}, "step": {}, "loss": {}, "image_bytes": {}, )"
+                        R"("elements_bytes": {}, "read_bytes": {}, "sent_bytes": {}, "checksum": "{:08x}", )"
+                        R"("wrong_tensors": {}}})"
+                        "\n",
+                        example::json_string(result.checkpoint), result.saved_by, line.step,
+                        loss_json(line.loss), result.image_bytes, line.elements_bytes, result.read_bytes,
+                        line.sent_bytes, result.checksum, line.wrong_tensors)
+          : fmt::format("{}: step {} of {}, loss {:.4f}\n{}: a version {} on all of them, {} read, {} "
+                        "sent, {} tensors wrong; checksum {:08x}\n",
+                        result.checkpoint, line.step, counted(result.saved_by, "rank"), line.loss,
+                        counted(asked.job.engines, "engine"), bytes(result.image_bytes),
+                        bytes(result.read_bytes), bytes(line.sent_bytes), line.wrong_tensors,
+                        result.checksum),
       "standard output");
   if (line.wrong_tensors != 0)
     throw llmmem::error(
-        fmt::format("refit: {} tensors of the engines differ from the checkpoint's", line.wrong_tensors));
+        fmt::format("{} tensors of the engines differ from the checkpoint's", line.wrong_tensors));
 }
 
 inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* notes) {
@@ -172,7 +184,7 @@ inline void run_checked(const command_line& asked, std::FILE* out, std::FILE* no
   example::write(out, asked.json ? to_json(result) : to_report(asked, result), "standard output");
   for (const refit_line& each : result.lines) {
     if (each.wrong_tensors + each.matched_tokens != 0)
-      throw llmmem::error(fmt::format("refit: after step {} engines differ from the trainers", each.step));
+      throw llmmem::error(fmt::format("after step {} engines differ from the trainers", each.step));
   }
 }
 

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -80,7 +81,7 @@ struct saved_result {
     }
   }
   if (made.target.empty())
-    throw argument_error("refit: the checkpoint has no weights with the names that train_gpt gives");
+    throw argument_error("the checkpoint has no weights with the names that train_gpt gives");
   return made;
 }
 
@@ -125,11 +126,13 @@ namespace detail {
 [[nodiscard]] inline saved_result refit_saved(const std::string& folder, std::uint32_t engines,
                                               weight_form form) {
   using namespace llmmem;
+  const auto refuse = [&](const char* why) {
+    throw llmmem::error(folder + why + "; name the folder of train_gpt --checkpoint-dir");
+  };
+  if (!std::filesystem::is_directory(folder)) refuse(" is no folder");  // a storage would make it
   posix_storage<> storage(folder);
   const checkpoint_search search = find_checkpoint(storage);
-  if (!search.found)
-    throw llmmem::error("refit: " + folder +
-                        " has no complete checkpoint; name one of train_gpt --checkpoint-dir");
+  if (!search.found) refuse(" has no complete checkpoint");
   const found_checkpoint& found = *search.found;
   const refit_checkpoint catalogue(storage, found);
   const engine_model model = engine_of(catalogue.tensors(), form);

@@ -198,6 +198,7 @@ TEST_SUITE("unordered_sum") {
       unordered_sum sum;
       sum.add_square(-odd);
       sum.add_square(1e30F);
+      sum.add_square(1e-30F);  // in the lowest digits
       sum.add(1);
       CHECK(std::isnan(sum.value()));
       unordered_sum other;
@@ -419,5 +420,11 @@ TEST_SUITE("adafactor") {
         adafactor_apply(run, of.shape, of.piece(2, 4), piece_of(gradients, 0, 4), {}, arrays).error().code ==
         errc::out_of_range);
     CHECK(adafactor_add(run, of.shape, of.piece(4, 0), piece_of(gradients, 0, 0), {}, arrays).has_value());
+    // A tensor without elements has no state.
+    const adafactor_shape none{1, 0};
+    const adafactor_arrays without{nullptr, sums.data(), &terms};
+    CHECK(adafactor_begin(run, none, without).has_value());
+    CHECK(adafactor_add(run, none, of.piece(0, 0), piece_of(gradients, 0, 0), {}, without).has_value());
+    CHECK(adafactor_factors(run, none, {}, without).has_value());
   }
 }

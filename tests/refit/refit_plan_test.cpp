@@ -5,6 +5,7 @@
 #include <llmmem/space/host.hpp>
 #include <llmmem/version/double_buffer.hpp>
 #include <llmmem/version/latest.hpp>
+#include <llmmem/version/stash.hpp>
 #include <llmmem/version/versioned.hpp>
 
 #include <doctest/doctest.h>
@@ -39,6 +40,31 @@ struct refusing_queue {
     waits += after.size();
     if (copies++ == refused) return failure{.code = errc::dead_range};
     return space->copy_in_async(to, from, after);
+  }
+};
+
+/// A queue whose copies end at the wait for them; a device that fails throws there, or at the call.
+struct failing_queue {
+  struct fence_type {
+    failing_queue* queue = nullptr;
+    bool fails = false;
+    void wait() const {
+      --queue->in_flight;
+      if (fails) throw system_error("the device has failed");
+    }
+  };
+
+  std::size_t failed_wait = ~std::size_t{0};
+  std::size_t failed_call = ~std::size_t{0};
+  std::size_t copies = 0;
+  std::size_t in_flight = 0;
+
+  result<fence_type> copy_in_async(host_space::range_type, std::span<const std::byte>,
+                                   std::span<const fence_type>) {
+    const std::size_t copy = copies++;
+    if (copy == failed_call) throw system_error("the device refuses");
+    ++in_flight;
+    return fence_type{this, copy == failed_wait};
   }
 };
 
@@ -271,12 +297,36 @@ TEST_CASE("an upload publishes a version on a device whole, and a failure leaves
   CHECK(device.used() == 0);
   CHECK(pinned.used() == 0);
 
+  // Of a device that fails, and the exception says so: both pieces have ended, and the next upload works.
+  for (const bool at_wait : {true, false}) {
+    CAPTURE(at_wait);
+    versioned<refit_device_image<host_space>, double_buffer> weights(
+        {}, [&](std::size_t) { return refit_device_image(layout, device); });
+    failing_queue queue;
+    refit_upload upload(queue, pinned, 64);
+    fill(1);
+    for (std::size_t failed = 0; failed < (layout.bytes() + 63) / 64; ++failed) {
+      (at_wait ? queue.failed_wait : queue.failed_call) = queue.copies + failed;
+      CHECK_THROWS_AS(static_cast<void>(upload.publish(image, weights)), system_error);
+      CHECK(queue.in_flight == 0);
+      CHECK(weights.newest() == no_version);
+    }
+    CHECK(upload.publish(image, weights).has_value());
+    CHECK(queue.in_flight == 0);
+  }
+
   versioned<refit_device_image<host_space>, latest> alone(
       latest{.versions = 1}, [&](std::size_t) { return refit_device_image(layout, device); });
   refit_upload upload(device, pinned, 64);
   fill(1);
-  REQUIRE(upload.publish(image, alone).has_value());
-  fill(2);
   CHECK(upload.publish(image, alone).error().code == errc::version_pinned);
+  CHECK(alone.newest() == no_version);
+  versioned<refit_device_image<host_space>, stash<2>> both(
+      {}, [&](std::size_t) { return refit_device_image(layout, device); });
+  const version_id first = upload.publish(image, both).value();
+  fill(2);
+  REQUIRE(upload.publish(image, both).has_value());
+  CHECK(upload.publish(image, both).error().code == errc::old_weights);
+  CHECK(both.pin(first).has_value());  // a refusal ends no version
   CHECK_THROWS_AS(refit_upload(device, pinned, 0), argument_error);
 }

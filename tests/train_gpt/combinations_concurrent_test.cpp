@@ -895,18 +895,29 @@ TEST_CASE("engines take a run that train_gpt saved, to the same bits from any se
   CHECK(json["step"] == 2);
   CHECK(json["image_bytes"].get<std::uint64_t>() > 0);
   CHECK(json["read_bytes"] == 2 * read_by_one);
+
+  // A run that has diverged: JSON has no NaN.
+  save_run(folder.file("diverged"), {"--workers", "2", "--local-steps", "1", "--optimizer", "sgd", "--steps",
+                                     "30", "--outer-rate", "100", "--width", "8"});
+  const outcome diverged = refit_program({"--from", folder.file("diverged"), "--engines", "1", "--json"});
+  CHECK(nlohmann::json::parse(diverged.out)["loss"].is_null());
+  CHECK(refit_program({"--from", folder.file("run0"), "--engines", "1"}).out.find("\n1 engine: ") !=
+        std::string::npos);
 }
 
 TEST_CASE("a folder that cannot be an engine's source is refused with the reason") {
   const temporary_folder folder;
-  const auto refused = [](const arguments& all, const char* why, exit_status status) {
+  const auto refused = [](const arguments& all, const std::string& why, exit_status status) {
     const outcome done = refit_program(all);
     CAPTURE(done.notes);
     CHECK(done.status == status);
     CHECK(done.notes.find(why) != done.notes.npos);
   };
   std::filesystem::create_directory(folder.file("empty"));
-  refused({"--from", folder.file("empty")}, "has no complete checkpoint", exit_status::failure);
+  refused({"--from", folder.file("empty")}, "empty has no complete checkpoint", exit_status::failure);
+  refused({"--from", folder.file("none")}, "refit: " + folder.file("none") + " is no folder",
+          exit_status::failure);
+  CHECK_FALSE(std::filesystem::exists(folder.file("none")));
   refused({"--from", folder.file("empty"), "--steps", "2"}, "--from takes weights that are trained",
           exit_status::wrong_usage);
   using llmmem::refit_bands;
@@ -938,6 +949,6 @@ TEST_CASE("a folder that cannot be an engine's source is refused with the reason
   CHECK_THROWS_WITH_AS(static_cast<void>(refit_example::engine_of(
                            std::vector<llmmem::refit_tensor>{{.name = "mean.h.0.ln_1.weight"}},
                            refit_example::weight_form::bf16)),
-                       "refit: the checkpoint has no weights with the names that train_gpt gives",
+                       "the checkpoint has no weights with the names that train_gpt gives",
                        llmmem::argument_error);
 }

@@ -50,10 +50,10 @@ struct adafactor_terms {
 
 // A step of a tensor has four phases. Each is called for all pieces of the tensor before the next one begins:
 //
-//     adafactor_add           adds squares of gradients and weights to `sums`      then the ranks merge
-//     `sums` adafactor_factors       changes the state by the sums, once for each copy of it
-//     adafactor_add_updates   adds squares of updates to one sum                   then the ranks merge that
-//     sum adafactor_apply         changes the piece's weights
+//     adafactor_add          adds squares of gradients and weights to `sums`, which the ranks merge
+//     adafactor_factors      changes the state by `sums`, once for each copy of it
+//     adafactor_add_updates  adds squares of updates to one sum, which the ranks merge
+//     adafactor_apply        changes the piece's weights
 //
 // With t the step, of a matrix with r rows and c columns:
 //

@@ -22,19 +22,20 @@ struct adafactor_arrays {
   adafactor_terms* terms = nullptr;  ///< one
 };
 
-/// Returns how many sums a tensor needs: `shape.sums()`, that of the updates after them, then scratch. For a
-/// matrix of r rows and c columns the scratch is max(r, 16 c), 40 bytes each.
+/// Returns how many sums of 40 bytes a tensor needs: `shape.sums()`, that of the updates after them, then
+/// scratch. For a matrix of r rows and c columns the scratch is max(r, c * min(16, ceil(r / 64))), and for a
+/// vector its elements.
 [[nodiscard]] constexpr std::uint64_t adafactor_sums(const adafactor_shape& shape) noexcept;
 
 // A step of a tensor:
 //
-//     adafactor_begin         clears the sums
-//     adafactor_add           adds squares of a piece's gradients and weights
-//                             (then the ranks merge the first `shape.sums()`)
-//     adafactor_factors       changes the state and the terms
-//     adafactor_add_updates   adds squares of a piece's updates
-//                             (then the ranks merge `sums[shape.sums()]`)
-//     adafactor_apply         changes the piece's weights
+//     adafactor_begin        clears the sums
+//     adafactor_add          adds squares of a piece's gradients and weights
+//                            then the ranks merge the first `shape.sums()` of `sums`
+//     adafactor_factors      changes the state and the terms
+//     adafactor_add_updates  adds squares of a piece's updates
+//                            then the ranks merge `sums[shape.sums()]`
+//     adafactor_apply        changes the piece's weights
 //
 // Each phase is several kernels in the order of `run`, and none waits. Pieces of one tensor share its
 // arrays, so their phases run one after the other. Sums are trivially copyable, and merge in any order.

@@ -100,7 +100,7 @@ class unordered_sum {
 
  private:
   static constexpr std::size_t digits = 4;
-  static constexpr std::uint64_t is_nan = ~std::uint64_t{0};
+  static constexpr std::uint64_t is_nan = std::uint64_t{1} << 63U;  // numbers are below the kept digits
   static constexpr double no_number = std::numeric_limits<double>::quiet_NaN();
 
   [[nodiscard]] static LLMMEM_HD std::uint32_t bits_of(float number) noexcept {

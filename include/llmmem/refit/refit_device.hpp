@@ -71,12 +71,14 @@ class refit_device_image {
 
 /// Copies published images to a device, in pieces through pinned memory, and publishes them there.
 ///
-///     refit_upload upload(copies, pinned);                    // copies: a device_queue
-///     const auto done = moving.receive(step, weights, ...);   // all ranks have the new weights on the host
+///     refit_upload upload(copies, pinned);              // copies: a device_queue
+///     const auto done = moving.receive(step, ...);      // all ranks have the new weights on the host
 ///     const auto now = weights.snapshot().value();
-///     upload.publish(*now, device_weights, kernels).value();  // kernels: fences of those that read the slot
+///     upload.publish(*now, device_weights, readers).value();
 ///
-/// The spare slot is written; readers may pin the version before the newest until then. A version is
+/// `readers` are marks of the kernels that still read the slot to be written.
+///
+/// The spare slot is written; readers may keep the version in it pinned until then. A version is
 /// published when all its bytes are on the device: kernels that start afterwards need no fence. A reader that
 /// unpins a version while its kernels still run passes their fence as `after`.
 ///
@@ -90,8 +92,10 @@ class refit_device_image {
 /// @par Errors          the constructor throws `argument_error` for pieces of 0 bytes, and `out_of_memory`
 ///                      when the pinned space lacks two of them. `publish` returns `errc::size_mismatch` for
 ///                      an image of another size, `errc::old_weights` for one that is not newer than the
-///                      device's newest, `errc::version_pinned` if no slot is available, and the queue's
-///                      failures; nothing is published then, and no copy is in flight.
+///                      device's newest, `errc::version_pinned` if no slot is available or there is only one,
+///                      and the queue's failures. It throws what the queue and its fences throw:
+///                      `system_error` if the device has failed. Nothing is published then, and no copy is in
+///                      flight, unless the queue has lost its end (`errc::completion_lost`).
 template <memory_space Pinned, class Queue>
   requires(Pinned::is_host_accessible)
 class refit_upload {
@@ -114,10 +118,14 @@ class refit_upload {
   template <class Versions>
   [[nodiscard]] result<version_id> publish(const refit_image& image, Versions& weights,
                                            std::span<const fence_type> after = {}) {
+    // Before a slot is chosen to be written, because that ends the version in it.
+    if (weights.slots() < 2) return refuse(errc::version_pinned, 2, weights.slots());
     result<void> done;
+    if (const auto newest = weights.snapshot()) done = may_replace(image, **newest);
+    if (!done) return done.error();
     try {
-      return weights.publish_in_place([&](auto& into, const auto* newest) {
-        done = may_copy(image, into, newest);
+      return weights.publish_in_place([&](auto& into, const auto* /*newest*/) {
+        done = is_of_size(image, into);
         if (done) done = copy(image.memory(), into.memory(), after);
         if (!done) throw refused{};
         into.set_number(image.number());
@@ -136,8 +144,7 @@ class refit_upload {
     std::optional<fence_type> copied{};
 
     void wait() {
-      if (copied) copied->wait();
-      copied.reset();
+      if (const auto fence = std::exchange(copied, std::nullopt)) fence->wait();
     }
   };
 
@@ -146,30 +153,44 @@ class refit_upload {
       throw argument_error("refit_upload: pieces of 0 bytes; 1 MiB and more is efficient");
     return piece_bytes;
   }
+  [[nodiscard]] static failure refuse(error_code code, std::uint64_t wanted, std::uint64_t found) noexcept {
+    return {.code = code, .wanted = wanted, .found = found, .where = "refit_upload"};
+  }
   template <class Image>
-  [[nodiscard]] static result<void> may_copy(const refit_image& image, const Image& into,
-                                             const Image* newest) noexcept {
-    constexpr const char* where = "refit_upload";
-    if (newest == &into)
-      return failure{.code = errc::version_pinned, .wanted = 2, .found = 1, .where = where};
-    if (image.memory().size() != into.memory().bytes) {
-      return failure{.code = errc::size_mismatch,
-                     .wanted = into.memory().bytes,
-                     .found = image.memory().size(),
-                     .where = where};
-    }
-    if (newest != nullptr && image.number() <= newest->number()) {
-      return failure{
-          .code = errc::old_weights, .wanted = image.number(), .found = newest->number(), .where = where};
-    }
+  [[nodiscard]] static result<void> is_of_size(const refit_image& image, const Image& there) noexcept {
+    if (image.memory().size() != there.memory().bytes)
+      return refuse(errc::size_mismatch, there.memory().bytes, image.memory().size());
+    return {};
+  }
+  template <class Image>
+  [[nodiscard]] static result<void> may_replace(const refit_image& image, const Image& newest) noexcept {
+    if (auto fits = is_of_size(image, newest); !fits) return fits;
+    if (image.number() <= newest.number()) return refuse(errc::old_weights, image.number(), newest.number());
     return {};
   }
   template <class Range>
   [[nodiscard]] result<void> copy(std::span<const std::byte> from, const Range& to,
                                   std::span<const fence_type> after) {
-    result<void> done;
+    try {
+      result<void> done = begin_copies(from, to, after);
+      for (piece& each : pieces_)
+        each.wait();
+      return done;
+    } catch (...) {
+      for (piece& each : pieces_) {
+        try {
+          each.wait();
+        } catch (...) {  // the first exception says why
+        }
+      }
+      throw;
+    }
+  }
+  template <class Range>
+  [[nodiscard]] result<void> begin_copies(std::span<const std::byte> from, const Range& to,
+                                          std::span<const fence_type> after) {
     std::size_t turn = 0;
-    for (std::size_t at = 0; at < from.size() && done; ++turn) {
+    for (std::size_t at = 0; at < from.size(); ++turn) {
       piece& staged = pieces_[turn % pieces_.size()];
       staged.wait();
       const std::size_t count =
@@ -177,16 +198,11 @@ class refit_upload {
       const std::span<std::byte> staging = staged.memory.range().span().first(count);
       std::memcpy(staging.data(), from.data() + at, count);
       auto copied = queue_->copy_in_async(Range{to.data + at, count}, staging, after);
-      if (copied) {
-        staged.copied = std::move(*copied);
-      } else {
-        done = copied.error();
-      }
+      if (!copied) return copied.error();
+      staged.copied = std::move(*copied);
       at += count;
     }
-    for (piece& each : pieces_)
-      each.wait();
-    return done;
+    return {};
   }
 
   Queue* queue_;

@@ -446,7 +446,8 @@ class adafactor_apply_work {
 
 [[nodiscard]] inline result<void> check_arrays(const adafactor_shape& shape, const adafactor_arrays& arrays,
                                                const char* who) noexcept {
-  if (arrays.factors == nullptr) return failure{errc::too_short, 0, shape.factors(), 0, who};
+  if (arrays.factors == nullptr && shape.factors() != 0)
+    return failure{errc::too_short, 0, shape.factors(), 0, who};
   if (arrays.sums == nullptr) return failure{errc::too_short, 1, adafactor_sums(shape), 0, who};
   if (arrays.terms == nullptr) return failure{errc::too_short, 2, 1, 0, who};
   return {};

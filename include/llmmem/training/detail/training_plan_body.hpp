@@ -226,17 +226,19 @@ class step_writer {
     reads.push_back(layer);
   for (std::size_t layer = shares.layers(); layer-- > 1;)
     reads.push_back(layer);
+  const auto bytes_of = [&](std::size_t layer) {
+    return tier_bytes(plan, shares.local(layer, state_kind::weights));
+  };
   std::uint64_t most = 0;
+  std::uint64_t held = 0;
+  std::vector<std::uint32_t> times(shares.layers());  // in the reads from `first` to `end`: held once
+  std::size_t end = 0;
   for (std::size_t first = 0; first < reads.size(); ++first) {
-    std::uint64_t held = 0;
-    const std::size_t end =
-        first + std::min<std::size_t>(plan.gather_ahead + std::size_t{1}, reads.size() - first);
-    for (std::size_t i = first; i < end; ++i) {
-      const std::span<const std::size_t> before = std::span(reads).subspan(first, i - first);
-      if (std::ranges::find(before, reads[i]) == before.end())
-        held = checked_add(held, tier_bytes(plan, shares.local(reads[i], state_kind::weights)), what);
+    for (; end < reads.size() && end - first <= plan.gather_ahead; ++end) {
+      if (times[reads[end]]++ == 0) held = checked_add(held, bytes_of(reads[end]), what);
     }
     most = std::max(most, held);
+    if (--times[reads[first]] == 0) held -= bytes_of(reads[first]);
   }
   return checked_add(others, most, what);
 }
