@@ -195,6 +195,7 @@ find_cufile() {
 nvbench_package=cuda-bench==0.3.0
 find_nvbench() {
   local home=$PWD/build/nvbench major
+  find_nvcc || return 0
   if [[ ! -d $home/cuda ]]; then
     mkdir -p "$home"
     python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$home" "$nvbench_package" >&2 || return 0

@@ -11,13 +11,13 @@ add_test(
 set_tests_properties("${LLMMEM_TEST_PREFIX}consumer_cuda" PROPERTIES LABELS gate TIMEOUT 600)
 
 # The kernels' code, read in PTX and in the report of ptxas. Device tests have all kernels for sm_80 already, except in a
-# tree without them.
+# tree without them, or with some of them.
 find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
 set(device_code "${CMAKE_CURRENT_BINARY_DIR}/device_code")
 get_property(programs GLOBAL PROPERTY llmmem_kernel_programs)
 set(ptx_files "${device_code}/kernels_90.ptx")
 set(programs_of_tests "")
-if(programs AND 80 IN_LIST LLMMEM_PTX_ARCHITECTURES)
+if(programs AND 80 IN_LIST LLMMEM_PTX_ARCHITECTURES AND NOT LLMMEM_PTX_TESTS)
   foreach(program IN LISTS programs)
     list(APPEND programs_of_tests "$<TARGET_FILE:${program}>")
     list(APPEND ptx_files "${device_code}/${program}_80.ptx")

@@ -446,7 +446,7 @@ TEST_SUITE("block_checksum") {
 
   TEST_CASE("accesses are as wide as all addresses of a list allow") {
     alignas(16) std::byte memory[8192];
-    constexpr std::pair<std::uint64_t, unsigned> widths[] = {{0, 16}, {8, 1}, {4, 1}, {2, 1}, {1, 1}};
+    constexpr std::pair<std::uint64_t, unsigned> widths[] = {{0, 16}, {8, 4}, {4, 4}, {2, 1}, {1, 1}};
     std::vector<std::uint32_t> sums(2);
     std::vector<std::uint64_t> digests(2);
     const std::vector<block_pair> pairs(2);
@@ -475,6 +475,20 @@ TEST_SUITE("block_checksum") {
         copy_and_digest(run, long_ones, digests).value();
         CHECK(seen == (width == 16 ? 16 : width_probe::rows));
       }
+    }
+    // Of many blocks a lane may have a whole one, but not byte by byte.
+    sums.resize(5000);
+    unsigned seen = 0;
+    for (const std::uint64_t bytes : {2052U, 4096U, 16'384U, 32'768U}) {
+      const auto seen_at = [&](std::uint64_t skew) {
+        const strided_blocks many({memory + skew, bytes, 5000}, bytes);
+        crc32c_blocks(width_probe{&seen}, many, sums).value();
+        return seen;
+      };
+      CHECK(seen_at(1) == width_probe::rows);
+      CHECK(seen_at(2) == width_probe::rows);
+      CHECK(seen_at(4) == (bytes == 2052 ? width_probe::rows : 4));
+      CHECK(seen_at(0) == (bytes == 2052 ? width_probe::rows : 16));
     }
   }
 

@@ -226,7 +226,7 @@ void check_planes(std::uint64_t seed, cudaStream_t stream) {
 
 void check_patterns(std::uint64_t seed, cudaStream_t stream) {
   std::mt19937_64 random(seed);
-  std::vector<std::byte> memory(20'000, poison);
+  std::vector<std::byte> memory(20'000);
   const std::uint64_t first = random() % 40;
   const std::uint64_t bytes = random() % (memory.size() - first);
   const seeded_pattern pattern{.seed = seed, .first_position = random() % 50};
@@ -236,7 +236,8 @@ void check_patterns(std::uint64_t seed, cudaStream_t stream) {
   // The second report is of nearly all of it: a pattern has few bytes of poison.
   const auto fill_and_verify = [&](const auto& run, std::byte* at, mismatch_report* report) {
     const std::span<std::byte> piece(at + first, bytes);
-    return fill_memory(run, piece, pattern).has_value() &&
+    return fill_memory(run, {at, first}, poison_pattern{}).has_value() &&
+           fill_memory(run, piece, pattern).has_value() &&
            verify_memory(run, piece, pattern, report).has_value() &&
            verify_memory(run, piece, poison_pattern{}, report + 1).has_value();
   };

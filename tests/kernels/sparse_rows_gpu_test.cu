@@ -272,11 +272,40 @@ void check_hot_rows(std::uint64_t seed, cudaStream_t stream) {
   require(device_rows.host() == rows, "rows differ from the host's", seed);
 }
 
+/// Tokens of chosen blocks: of blocks that are none, and behind a row's end, there are none.
+void check_block_tokens(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  const std::uint64_t rows = random() % 9;
+  const auto k = static_cast<std::uint32_t>(random() % 40);
+  const auto block_tokens = static_cast<std::uint32_t>(1 + random() % 20);
+  std::vector<std::int32_t> blocks(rows * k);
+  for (std::int32_t& each : blocks)
+    each = static_cast<std::int32_t>(random() % 40) - 1;
+  std::vector<std::int32_t> lengths(rows);
+  for (std::int32_t& each : lengths)
+    each = static_cast<std::int32_t>(random() % (40 * block_tokens));
+  std::vector<std::int32_t> listed(blocks.size() * block_tokens, -7);
+  const device_array<std::int32_t> blocks_there(blocks);
+  const device_array<std::int32_t> lengths_there(lengths);
+  const device_array<std::int32_t> listed_there(listed);
+  const auto list = [&](const auto& run, const std::int32_t* of, const std::int32_t* ends, std::int32_t* to) {
+    return list_block_tokens(
+               run, {.blocks = of, .lengths = ends, .rows = rows, .k = k, .block_tokens = block_tokens}, to)
+        .has_value();
+  };
+  launch_or_replay(seed, stream, "tokens of blocks", [&] {
+    return list(device_executor(stream), blocks_there.data(), lengths_there.data(), listed_there.data());
+  });
+  require(list(host_executor{}, blocks.data(), lengths.data(), listed.data()), "tokens on the host", seed);
+  require(listed_there.host() == listed, "tokens of blocks differ from the host's", seed);
+}
+
 void check_world(std::uint64_t seed, cudaStream_t stream) {
   check_choice(seed, stream);
   check_kept(seed, stream);
   check_summaries(seed, stream);
   check_lists(seed, stream);
+  check_block_tokens(seed, stream);
   if (seed % 3 == 0) check_hot_rows(seed, stream);
 }
 

@@ -30,9 +30,14 @@ END
 double cmake <<'END'
 case "$*" in
   --version) echo "cmake version 3.31.0" ;;
+  --fresh*) mkdir -p build && echo "$*" >build/configured ;;
   --build*)
     [[ ${FAKE_BUILD-} ]] && echo "a compiler's complaint" && exit 1
     mkdir -p build/gpu/bin
+    if grep -q "LLMMEM_BENCH_NVBENCH=.*/cu13/nvbench" build/configured && [[ $FAKE_NVBENCH != fails ]]; then
+      printf '#!/usr/bin/env bash\necho "NVBench: $*"\n' >build/gpu/bin/nvbench_kernels
+      chmod +x build/gpu/bin/nvbench_kernels
+    fi
     cat >build/gpu/bin/bench_gpu_kernels_kernels <<'BENCH'
 #!/usr/bin/env bash
 echo a table
@@ -107,6 +112,7 @@ gpu() {
   done
   shift $(($# > 0))
   rm -rf "$work/tree/build" "$FAKE_ORDER"
+  [[ " ${variables[*]} " != *" FAKE_NVBENCH="* ]] || mkdir -p "$work/tree/build/nvbench/cuda/bench/cu${FAKE_MAJOR:-13}/nvbench"
   (cd "$work/tree" && env PATH="$work/bin:$PATH" "${variables[@]}" bash scripts/gpu "$@") >"$work/said" 2>&1 || code=$?
   [[ $code == "$wanted" ]] || fail "scripts/gpu ${variables[*]} $* ended with $code, not $wanted"
 }
@@ -176,6 +182,18 @@ found "how['bench_gpu_kernels_attention'] == 'failed' and len(all['rows']) == 2"
 
 gpu 1 FAKE_SILENCE=1
 found "how['bench_gpu_kernels_attention'] == 'failed' and len(all['rows']) == 2"
+
+# NVBench's rows, where the package is there, and for this toolkit.
+found "'nvbench_kernels' not in how"
+gpu 0 FAKE_NVBENCH=1 -- --skip tests --skip sanitizer --skip twins
+found "how['nvbench_kernels'] == 'passed' and len(all['rows']) == 4"
+grep -q "NVBench: --min-time" "$work/said" || fail "the tables of NVBench are not shown"
+gpu 1 FAKE_NVBENCH=fails -- --skip tests --skip sanitizer --skip twins
+found "how['nvbench_kernels'] == 'failed' and how['bench_gpu_kernels_kernels'] == 'passed'"
+gpu 0 FAKE_NVBENCH=1 -- --skip tests --skip sanitizer --skip twins --skip benchmarks
+found "'nvbench_kernels' not in how"
+FAKE_MAJOR=12 gpu 0 FAKE_NVBENCH=1 -- --skip tests --skip sanitizer --skip twins
+found "'nvbench_kernels' not in how"
 
 gpu 1 FAKE_BUILD=1
 found "how['build'] == 'failed' and 'benchmarks' in how and all['rows'] == []"

@@ -16,8 +16,9 @@ inline namespace v0 {
 
 // `Blocks` is `strided_blocks` or `numbered_blocks` for blocks of KV, `few_copies` or `listed_copies` for
 // chunks of any lengths, or a `block_list` of your own. Blocks may have any alignment. Where the longest has
-// more than 2 KiB (1 KiB for digests), a warp takes a tile by neighbouring aligned accesses at any
-// address; shorter blocks are read by 16 bytes if all addresses are multiples of that, else by one.
+// more than 2 KiB (1 KiB for digests), a warp takes a tile by neighbouring aligned accesses at any address.
+// Shorter blocks are read by 16 or 4 bytes if all addresses are multiples of that, else by one; so are the
+// blocks of a CRC-32C, up to 32 KiB, where they are thousands and all addresses are multiples of 4.
 //
 // Sums are overwritten, one for each block of the list, empty blocks included. Nothing allocates or waits: a
 // graph may contain these calls, and its replay reads the blocks and lists of that moment. Any number may run

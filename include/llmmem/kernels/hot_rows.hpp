@@ -71,7 +71,7 @@ result<void> reset_hot_rows(const Run& run, const hot_rows_shape& shape, std::sp
 /// replayed graphs, and on all ranks with the same lists. Layers that share a list resolve once, and
 /// `fetch_hot_rows` each.
 ///
-/// @pre the state was reset, and no other call uses it
+/// @pre this version of the library reset the state, and no other call uses it
 /// @return `errc::out_of_range` for more wanted rows than slots; `errc::too_short` for null pointers and for
 ///      a shorter state or stride; for other shapes as `reset_hot_rows`. Then nothing has begun. Otherwise
 ///      the result of `run`.

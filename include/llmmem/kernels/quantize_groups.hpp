@@ -67,7 +67,8 @@ struct group_scales {
 ///      values or scales at addresses or strides that are not multiples of an element. Then nothing has
 ///      begun. Otherwise the result of `run`.
 /// @par Complexity   each value is read once, each code and scale written once. Accesses are of 16 bytes of
-///      values and as many elements of codes if addresses and strides allow it, else narrower.
+///      values and as many elements of codes. Where addresses or strides are not multiples of that, lanes
+///      exchange the bytes between aligned accesses: about twice the instructions.
 /// @par Thread safety   any number at once, on different bytes.
 /// @par Source   Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2021 (arXiv 2110.02861);
 ///      Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023

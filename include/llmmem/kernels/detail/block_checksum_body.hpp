@@ -113,16 +113,19 @@ result<void> run_checksums(const Run& run, const Blocks& blocks, std::span<typen
   constexpr std::uint64_t most = (std::uint64_t{1} << 45) - 1;
   if (longest > most) return failure{errc::past_the_bytes, 0, longest, most, where};
   const Sum sum{};
-  const tile_shape shape = Sum::shape(blocks.size(), longest);
+  const row_alignment aligned = blocks.alignment();
+  const std::uint32_t narrower =
+      Use == checksum_use::copied ? std::min(aligned.from, aligned.to) : aligned.from;
+  const bool is_wide = narrower >= 16;
+  tile_shape shape = Sum::shape(blocks.size(), longest);
+  // A lane that takes its own stretch byte by byte touches a sector for each. Of many blocks, too, a warp has
+  // a tile then, although a lane's share is as long as a block.
+  if (narrower < 4 && longest > 2048) shape.lanes = 32;
   const std::uint64_t tiles = std::max<std::uint64_t>((longest + shape.bytes() - 1) / shape.bytes(), 1);
   if (tiles > 1) {
     const checksum_start_work<Sum, Blocks> start{blocks, sum, longest, sums.data()};
     if (auto done = run.each(start); !done) return done;
   }
-  const row_alignment aligned = blocks.alignment();
-  const std::uint32_t narrower =
-      Use == checksum_use::copied ? std::min(aligned.from, aligned.to) : aligned.from;
-  const bool is_wide = narrower >= 16;
   const divider by(static_cast<std::uint32_t>(tiles));
   // A warp for each tile, as far as a tile has bytes for all its lanes.
   if (shape.lanes == 32 && (Sum::rows_when_wide || !is_wide)) {
@@ -134,6 +137,8 @@ result<void> run_checksums(const Run& run, const Blocks& blocks, std::span<typen
   }
   if (is_wide)
     return run.each(checksum_work<Sum, 16, Use, Blocks>{blocks, sum, shape, longest, by, sums.data()});
+  if (narrower >= 4)
+    return run.each(checksum_work<Sum, 4, Use, Blocks>{blocks, sum, shape, longest, by, sums.data()});
   return run.each(checksum_work<Sum, 1, Use, Blocks>{blocks, sum, shape, longest, by, sums.data()});
 }
 
