@@ -154,8 +154,12 @@ def kinds_of(names):
 
 
 def of_library(entries):
-    """Those of some kernels, by mangled name, that are the library's."""
-    return [mangled for mangled, name in demangled(list(entries)).items() if "llmmem::v0::" in name.split("(")[0]]
+    """Those of some kernels, by mangled name, that are the library's: not over a test's own work."""
+    return [
+        mangled
+        for mangled, name in demangled(list(entries)).items()
+        if "llmmem::v0::" in name.split("(")[0] and "(anonymous namespace)" not in name and "llmmem_tests::" not in name
+    ]
 
 
 def findings_in(entries, expects_all=True):

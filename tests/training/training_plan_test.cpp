@@ -120,7 +120,9 @@ TEST_SUITE("training_plan") {
     CHECK_THROWS_WITH_AS(
         predict({.tiers = {4 * 4096 - 1}, .optimizer = optimizer_form::sgd, .outer = {.local_steps = 1}},
                 shape, rank_id{0}),
-        "training_plan: a first tier of 16383 bytes; an outer step leases 16384 at once", argument_error);
+        "training_plan: a first tier of 16383 bytes; an outer step leases 16384 at once; give it at least as "
+        "many",
+        argument_error);
   }
 
   TEST_CASE(
@@ -258,7 +260,8 @@ TEST_SUITE("training_plan") {
     plan.tiers = {of.largest_lease_bytes - 1};
     CHECK_THROWS_WITH_AS(static_cast<void>(predict(plan, shape, rank_id{0})),
                          ("training_plan: a first tier of " + std::to_string(of.largest_lease_bytes - 1) +
-                          " bytes; a step leases " + std::to_string(of.largest_lease_bytes) + " at once")
+                          " bytes; a step leases " + std::to_string(of.largest_lease_bytes) +
+                          " at once; give it at least as many")
                              .c_str(),
                          argument_error);
   }
@@ -284,7 +287,8 @@ TEST_SUITE("training_plan") {
     plan.tiers = {7 * 1024 - 1};
     CHECK_THROWS_WITH_AS(
         static_cast<void>(predict(plan, shape, rank_id{0})),
-        "training_plan: a first tier of 7167 bytes; a step leases 7168 at once, in pages of 1024",
+        "training_plan: a first tier of 7167 bytes; a step leases 7168 at once, in pages of 1024; give it "
+        "at least as many",
         argument_error);
     plan.tiers = {7 * 1024, 1024};
     CHECK(predict(plan, shape, rank_id{0}).tiers.size() == 3);

@@ -264,7 +264,8 @@ inline training_prediction predict(const training_plan& plan, const training_sha
           "training_plan: a first tier of " + std::to_string(plan.tiers.front()) + " bytes; " +
           (outer.largest_lease > held ? "an outer step" : "a step") + " leases " +
           std::to_string(all.largest_lease_bytes) + " at once" +
-          (plan.tier_page_bytes == 1 ? "" : ", in pages of " + std::to_string(plan.tier_page_bytes)));
+          (plan.tier_page_bytes == 1 ? "" : ", in pages of " + std::to_string(plan.tier_page_bytes)) +
+          "; give it at least as many");
     }
     const auto sizes = trace.sizes();
     const auto largest = std::ranges::max_element(sizes);
