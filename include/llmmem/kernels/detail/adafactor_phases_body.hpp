@@ -5,6 +5,7 @@
 #include <llmmem/kernels/adafactor_phases.hpp>
 #include <llmmem/kernels/detail/adafactor_body.hpp>
 #include <llmmem/kernels/detail/adafactor_sum_works.hpp>
+#include <llmmem/kernels/detail/exact_sum_work.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/items.hpp>
 #include <llmmem/model/dtype.hpp>
@@ -33,11 +34,8 @@ class adafactor_factor_work {
 };
 
 /// The terms of a tensor, of which the rows' factors are added.
-class adafactor_terms_work {
+class adafactor_terms_work : public exact_sum_work {
  public:
-  using partial = unordered_sum;
-  using held = unordered_sum;
-
   /// @param weights  the sum of their squares
   adafactor_terms_work(const adafactor_shape& shape, const adafactor_arrays& arrays,
                        const adafactor_constants& by) noexcept
@@ -48,18 +46,11 @@ class adafactor_terms_work {
         arrays_(arrays),
         by_(by) {}
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return 1; }
-  [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return warp_threads; }
   [[nodiscard]] LLMMEM_HD held take(std::uint64_t /*item*/, group_lane lane) const noexcept {
     unordered_sum sum;
     for (std::uint64_t i = lane.lane; i < added_; i += lane.lanes)
       sum.add(arrays_.factors[i]);
     return sum;
-  }
-  [[nodiscard]] static LLMMEM_HD partial measure(const held& mine) noexcept { return mine; }
-  [[nodiscard]] static LLMMEM_HD partial combine(const partial& a, const partial& b) noexcept {
-    partial both = a;
-    both.merge(b);
-    return both;
   }
   LLMMEM_HD void give(std::uint64_t /*item*/, group_lane lane, const held& /*mine*/,
                       const partial& all) const noexcept {
@@ -100,11 +91,8 @@ class adafactor_segment_state {
 
 /// The squares of a segment's updates.
 template <dtype Gradient>
-class adafactor_update_work {
+class adafactor_update_work : public exact_sum_work {
  public:
-  using partial = unordered_sum;
-  using held = unordered_sum;
-
   adafactor_update_work(const adafactor_part& part, const adafactor_arrays& arrays, float floor,
                         unordered_sum* to) noexcept
       : part_(part),
@@ -114,7 +102,6 @@ class adafactor_update_work {
         floor_(floor),
         to_(to) {}
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return segments_.count; }
-  [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return warp_threads; }
   [[nodiscard]] LLMMEM_HD held take(std::uint64_t item, group_lane lane) const noexcept {
     unordered_sum sum;
     const std::uint64_t segment = segments_.first + item;
@@ -128,12 +115,6 @@ class adafactor_update_work {
           }
         });
     return sum;
-  }
-  [[nodiscard]] static LLMMEM_HD partial measure(const held& mine) noexcept { return mine; }
-  [[nodiscard]] static LLMMEM_HD partial combine(const partial& a, const partial& b) noexcept {
-    partial both = a;
-    both.merge(b);
-    return both;
   }
   LLMMEM_HD void give(std::uint64_t item, group_lane lane, const held& /*mine*/,
                       const partial& all) const noexcept {

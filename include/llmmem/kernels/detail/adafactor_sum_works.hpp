@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/kernels/adafactor.hpp>
+#include <llmmem/kernels/detail/exact_sum_work.hpp>
 #include <llmmem/kernels/items.hpp>
 #include <llmmem/kernels/unordered_sum.hpp>
 #include <llmmem/model/dtype.hpp>
@@ -205,26 +206,16 @@ class adafactor_segment_work {
 };
 
 /// One sum of many.
-class adafactor_merge_work {
+class adafactor_merge_work : public exact_sum_work {
  public:
-  using partial = unordered_sum;
-  using held = unordered_sum;
-
   adafactor_merge_work(unordered_sum* to, const unordered_sum* from, std::uint64_t count) noexcept
       : to_(to), from_(from), count_(count) {}
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return 1; }
-  [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return warp_threads; }
   [[nodiscard]] LLMMEM_HD held take(std::uint64_t /*item*/, group_lane lane) const noexcept {
     unordered_sum sum;
     for (std::uint64_t i = lane.lane; i < count_; i += lane.lanes)
       sum.merge(from_[i]);
     return sum;
-  }
-  [[nodiscard]] static LLMMEM_HD partial measure(const held& mine) noexcept { return mine; }
-  [[nodiscard]] static LLMMEM_HD partial combine(const partial& a, const partial& b) noexcept {
-    partial both = a;
-    both.merge(b);
-    return both;
   }
   LLMMEM_HD void give(std::uint64_t /*item*/, group_lane lane, const held& /*mine*/,
                       const partial& all) const noexcept {

@@ -2,6 +2,7 @@
 /// The bodies of Muon's phases on an executor.
 #pragma once
 
+#include <llmmem/kernels/detail/exact_sum_work.hpp>
 #include <llmmem/kernels/detail/muon_body.hpp>
 #include <llmmem/kernels/detail/optimizer_step_body.hpp>
 #include <llmmem/kernels/items.hpp>
@@ -115,15 +116,11 @@ struct sum_words {
 };
 
 /// The sum of a band's squares.
-class muon_square_work {
+class muon_square_work : public exact_sum_work {
  public:
-  using partial = unordered_sum;
-  using held = unordered_sum;
-
   muon_square_work(const float* matrix, std::uint64_t count, std::uint64_t bands, float* sums) noexcept
       : matrix_(matrix), count_(count), bands_(bands), each_((count + bands - 1) / bands), sums_(sums) {}
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return bands_; }
-  [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return warp_threads; }
   [[nodiscard]] LLMMEM_HD held take(std::uint64_t item, group_lane lane) const noexcept {
     const std::uint64_t begin = item * each_;
     const std::uint64_t end = begin + each_ < count_ ? begin + each_ : count_;
@@ -131,12 +128,6 @@ class muon_square_work {
     for (std::uint64_t i = begin + lane.lane; i < end; i += lane.lanes)
       sum.add_square(matrix_[i]);
     return sum;
-  }
-  [[nodiscard]] static LLMMEM_HD partial measure(const held& mine) noexcept { return mine; }
-  [[nodiscard]] static LLMMEM_HD partial combine(const partial& a, const partial& b) noexcept {
-    partial both = a;
-    both.merge(b);
-    return both;
   }
   LLMMEM_HD void give(std::uint64_t item, group_lane lane, const held& /*mine*/,
                       const partial& all) const noexcept {
@@ -152,26 +143,16 @@ class muon_square_work {
 };
 
 /// The divisor of a matrix, from the sums of bands.
-class muon_norm_work {
+class muon_norm_work : public exact_sum_work {
  public:
-  using partial = unordered_sum;
-  using held = unordered_sum;
-
   muon_norm_work(const float* sums, std::uint64_t bands, double epsilon, float* divisor) noexcept
       : sums_(sums), bands_(bands), epsilon_(epsilon), divisor_(divisor) {}
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return 1; }
-  [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return warp_threads; }
   [[nodiscard]] LLMMEM_HD held take(std::uint64_t /*item*/, group_lane lane) const noexcept {
     unordered_sum sum;
     for (std::uint64_t i = lane.lane; i < bands_; i += lane.lanes)
       sum.merge(sum_words::load(sums_ + i * sum_words::count));
     return sum;
-  }
-  [[nodiscard]] static LLMMEM_HD partial measure(const held& mine) noexcept { return mine; }
-  [[nodiscard]] static LLMMEM_HD partial combine(const partial& a, const partial& b) noexcept {
-    partial both = a;
-    both.merge(b);
-    return both;
   }
   LLMMEM_HD void give(std::uint64_t /*item*/, group_lane lane, const held& /*mine*/,
                       const partial& all) const noexcept {
