@@ -513,7 +513,9 @@ TEST_SUITE("connections over TLS") {
     }
     writer.close();
     CHECK(::send(reader.get(), part.data(), 5, MSG_NOSIGNAL) == 5);
-    until([&] { return one.stats().bytes_in == 5; });
+    // A wrapper that has sent all by now takes and drops them, and counts none.
+    for (int i = 0; i < 200 && one.stats().bytes_in != 5; ++i)
+      ::usleep(500);
     std::uint64_t seen = 0;
     std::vector<std::byte> into(65536);
     until([&] {
