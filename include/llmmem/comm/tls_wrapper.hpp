@@ -390,9 +390,10 @@ inline void tls_wrapper::move(connection& c) noexcept {
   // Each way until it must wait; a bounded number of times, so that no connection keeps others waiting.
   for (int i = 0; i < 64; ++i) {
     const bool has_sent = send_out(c);
-    if (c.is_broken) return;
+    // Once it lingers, OpenSSL must not read: `linger` has dropped bytes, perhaps the first ones of a record.
+    if (c.is_broken || c.is_lingering) return;
     const bool has_taken = take_in(c);
-    if (c.is_broken || c.is_lingering || (!has_sent && !has_taken)) return;
+    if (c.is_broken || (!has_sent && !has_taken)) return;
   }
   c.network_events = POLLIN | POLLOUT;  // there is more
 }
