@@ -80,6 +80,15 @@ inline void transpose(float* to, const float* from, std::uint64_t rows, std::uin
   }
 }
 
+/// What `orthogonalize` refuses, on hosts and devices.
+[[nodiscard]] inline result<void> check_orthogonalize(const muon_shape& shape, std::uint64_t matrix,
+                                                      std::uint64_t scratch) noexcept {
+  constexpr const char* where = "orthogonalize";
+  if (auto fits = check_muon(shape, where); !fits) return fits;
+  if (auto fits = check_lengths(shape.elements(), matrix, where); !fits) return fits;
+  return check_lengths(shape.scratch(), scratch, where);
+}
+
 }  // namespace detail
 
 inline result<void> muon_momentum(std::span<const float> gradients, std::span<float> momentum,
@@ -97,10 +106,7 @@ inline result<void> muon_momentum(std::span<const float> gradients, std::span<fl
 template <class InRows>
 result<void> orthogonalize(const muon_shape& shape, std::span<float> matrix, std::span<float> scratch,
                            const muon_hyper& hyper, const InRows& in_rows) noexcept {
-  constexpr const char* who = "orthogonalize";
-  if (auto fits = detail::check_muon(shape, who); !fits) return fits;
-  if (auto fits = detail::check_lengths(shape.elements(), matrix.size(), who); !fits) return fits;
-  if (auto fits = detail::check_lengths(shape.scratch(), scratch.size(), who); !fits) return fits;
+  if (auto fits = detail::check_orthogonalize(shape, matrix.size(), scratch.size()); !fits) return fits;
   const std::uint64_t m = shape.shorter();
   const std::uint64_t n = shape.elements() / m;
   const bool is_tall = shape.rows > shape.columns;

@@ -315,10 +315,7 @@ result<void> muon_momentum(const Run& run, std::span<const float> gradients, std
 template <class Run>
 result<void> orthogonalize(const Run& run, const muon_shape& shape, std::span<float> matrix,
                            std::span<float> scratch, const muon_hyper& hyper) {
-  constexpr const char* who = "orthogonalize";
-  if (auto fits = detail::check_muon(shape, who); !fits) return fits;
-  if (auto fits = detail::check_lengths(shape.elements(), matrix.size(), who); !fits) return fits;
-  if (auto fits = detail::check_lengths(shape.scratch(), scratch.size(), who); !fits) return fits;
+  if (auto fits = detail::check_orthogonalize(shape, matrix.size(), scratch.size()); !fits) return fits;
   const std::uint64_t m = shape.shorter();
   const std::uint64_t n = shape.elements() / m;
   const bool is_tall = shape.rows > shape.columns;
