@@ -121,6 +121,28 @@ macro(llmmem_component_openssl)
   endif()
 endmacro()
 
+# llmmem::stdexec: stdexec's senders, for interop/fence_senders.hpp. Its headers are enough; an existing target of stdexec's own
+# build comes first.
+macro(llmmem_component_stdexec)
+  find_path(
+    LLMMEM_STDEXEC_INCLUDE_DIR stdexec/execution.hpp
+    HINTS ENV STDEXEC_HOME
+    PATH_SUFFIXES include
+    DOC "Folder of stdexec/execution.hpp; empty or -NOTFOUND: no llmmem::stdexec")
+  mark_as_advanced(LLMMEM_STDEXEC_INCLUDE_DIR)
+  if(TARGET STDEXEC::stdexec AND NOT TARGET llmmem::stdexec)
+    add_library(llmmem::stdexec INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(llmmem::stdexec INTERFACE llmmem::llmmem STDEXEC::stdexec)
+  elseif(LLMMEM_STDEXEC_INCLUDE_DIR AND NOT TARGET llmmem::stdexec)
+    add_library(llmmem::stdexec INTERFACE IMPORTED GLOBAL)
+    target_link_libraries(llmmem::stdexec INTERFACE llmmem::llmmem)
+    target_include_directories(llmmem::stdexec INTERFACE "${LLMMEM_STDEXEC_INCLUDE_DIR}")
+  elseif(NOT TARGET llmmem::stdexec)
+    set(llmmem_stdexec_missing
+        "stdexec/execution.hpp was not found (a checkout of https://github.com/NVIDIA/stdexec); set LLMMEM_STDEXEC_INCLUDE_DIR or STDEXEC_HOME")
+  endif()
+endmacro()
+
 # llmmem::nccl: <nccl.h>, the library, and the CUDA runtime that both need.
 macro(llmmem_component_nccl)
   set(llmmem_nccl_roots "$ENV{CUDA_HOME}" "$ENV{CUDA_PATH}" "${CUDAToolkit_ROOT}" "${CUDAToolkit_TARGET_DIR}" /usr/local/cuda)

@@ -24,6 +24,8 @@
 // <llmmem/interop/cccl_resource.hpp> needs llmmem::cccl
 // <llmmem/interop/cccl_source.hpp> needs llmmem::cccl
 // <llmmem/interop/cccl_views.hpp> needs llmmem::cccl
+// <llmmem/interop/detail/fence_operations.hpp> needs llmmem::stdexec
+// <llmmem/interop/fence_senders.hpp> needs llmmem::stdexec
 // <llmmem/interop/thrust_allocator.cuh> needs llmmem::cccl
 // <llmmem/pool/redis_directory.hpp> needs llmmem::redis
 // <llmmem/pool/ucx_mover.hpp> needs llmmem::ucx
@@ -145,6 +147,7 @@
 #include <llmmem/hash/sha256.hpp>
 #include <llmmem/hash/siphash.hpp>
 #include <llmmem/interop/dlpack.hpp>
+#include <llmmem/interop/fence_loop.hpp>
 #include <llmmem/interop/resource_refusal.hpp>
 #include <llmmem/metadata.hpp>
 #include <llmmem/model/activations.hpp>
