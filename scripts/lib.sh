@@ -190,6 +190,30 @@ find_cufile() {
   say -DLLMMEM_CUFILE=ON "-DLLMMEM_CUFILE_INCLUDE_DIR=$(dirname "$(find "$home" -name cufile.h -print -quit)")"
 }
 
+# find_cuda12: prints CMake's argument for a CUDA Toolkit 12.8 that clang++ compiles with: headers, ptxas and libdevice, as the
+# packages of the Python index have them, put together in build/cuda12. Nothing where they are not to be had.
+cuda12_packages=(nvidia-cuda-runtime-cu12==12.8.90 nvidia-cuda-nvcc-cu12==12.8.93 nvidia-cuda-cccl-cu12==12.8.90)
+find_cuda12() {
+  local home=$PWD/build/cuda12 each
+  if [[ ! -x $home/bin/ptxas ]]; then
+    mkdir -p "$home/wheels" "$home/bin" "$home/include" "$home/nvvm"
+    python3 -m pip download --quiet --no-deps --only-binary=:all: --dest "$home/wheels" "${cuda12_packages[@]}" >&2 || return 0
+    for each in "$home"/wheels/*.whl; do
+      python3 -m zipfile -e "$each" "$home/wheels" >&2 || return 0
+    done
+    for each in cuda_runtime cuda_cccl cuda_nvcc; do
+      cp -r "$home/wheels/nvidia/$each/include/." "$home/include" || return 0
+    done
+    # clang++'s own headers include it, and use two macros of it.
+    : >"$home/include/curand_mtgp32_kernel.h"
+    cp -r "$home/wheels/nvidia/cuda_nvcc/nvvm/libdevice" "$home/nvvm" || return 0
+    say '{"cuda": {"name": "CUDA SDK", "version": "12.8.0"}}' >"$home/version.json"
+    install -m 755 "$home/wheels/nvidia/cuda_nvcc/bin/ptxas" "$home/bin" || return 0
+    rm -r "$home/wheels"
+  fi
+  say "-DLLMMEM_TESTS_CUDA12=$home"
+}
+
 # find_nvbench: prints CMake's arguments for NVBench's headers and library, as the package of the Python index has them for this
 # nvcc, in build/nvbench. Nothing where they are not to be had: its rows are then left out.
 nvbench_package=cuda-bench==0.3.0

@@ -1,14 +1,24 @@
 # What nvcc makes of the library: a project that uses it from CUDA C++, and the code of its kernels. No GPU is needed.
-set(example "${PROJECT_SOURCE_DIR}/examples/device_step")
 add_test(
   NAME "${LLMMEM_TEST_PREFIX}consumer_cuda"
   COMMAND
-    "${CMAKE_COMMAND}" "-DCONSUMER=${example}" -DPROGRAM=device_step "-DLLMMEM_SOURCE=${PROJECT_SOURCE_DIR}"
+    "${CMAKE_COMMAND}" "-DCONSUMER=${CMAKE_CURRENT_SOURCE_DIR}/consumer_cuda" -DPROGRAM=engine "-DLLMMEM_SOURCE=${PROJECT_SOURCE_DIR}"
     "-DWORK=${CMAKE_CURRENT_BINARY_DIR}/consumer_cuda"
     "-DCOMPILER=${CMAKE_CXX_COMPILER}" "-DGENERATOR=${CMAKE_GENERATOR}"
-    "-DMORE=-DCMAKE_CUDA_COMPILER=${CMAKE_CUDA_COMPILER};-DCMAKE_CUDA_ARCHITECTURES=90" -P
+    "-DMORE=-DCMAKE_CUDA_COMPILER=${CMAKE_CUDA_COMPILER};-DCMAKE_CUDA_ARCHITECTURES=80-real\\;90-real\\;100-real\\;120" -P
     "${CMAKE_CURRENT_LIST_DIR}/consumer.cmake")
 set_tests_properties("${LLMMEM_TEST_PREFIX}consumer_cuda" PROPERTIES LABELS gate TIMEOUT 600)
+
+# The same by clang++ with another toolkit, and all kernels by its front end.
+set(LLMMEM_TESTS_CUDA12
+    ""
+    CACHE PATH "Folder of a CUDA Toolkit 12 for clang++: include/, bin/ptxas, nvvm/; empty: clang++ compiles no device code")
+find_program(LLMMEM_CLANGXX clang++-19)
+if(LLMMEM_TESTS_CUDA12 AND LLMMEM_CLANGXX)
+  add_test(NAME "${LLMMEM_TEST_PREFIX}consumer_clang_cuda" COMMAND bash "${CMAKE_CURRENT_LIST_DIR}/clang_cuda.sh" "${LLMMEM_CLANGXX}"
+                                                                   "${LLMMEM_TESTS_CUDA12}" "${CMAKE_CURRENT_BINARY_DIR}")
+  set_tests_properties("${LLMMEM_TEST_PREFIX}consumer_clang_cuda" PROPERTIES LABELS gate TIMEOUT 600 WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+endif()
 
 # The kernels' code, read in PTX and in the report of ptxas. Device tests have all kernels for sm_80 already, except in a
 # tree without them, or with some of them.

@@ -262,7 +262,7 @@ struct warp {
   void addresses(const inst& i, u32 of, u64 (&at)[32]) const {
     if (i.is_narrow_address)
       for (u32 k = 0; k < 32; ++k)
-        at[k] = row<u32>(of)[k] + i.offset;
+        at[k] = row<u32>(of)[k] + static_cast<u32>(i.offset);  // wraps at 32 bits, as the address does
     else
       for (u32 k = 0; k < 32; ++k)
         at[k] = row<u64>(of)[k] + i.offset;

@@ -22,8 +22,18 @@
 #include <cstdint>
 
 // Kernels have hidden visibility, even if their work has no linkage, as in an unnamed namespace.
+#if defined(__NVCC__)
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 1407
+#endif
+
+// Parameters that kernels read where the launch put them. clang++ knows the attribute from version 20 on;
+// before, a kernel copies a parameter whose address it takes.
+#if defined(__clang__) && __clang_major__ < 20
+#define LLMMEM_GRID_CONSTANT
+#else
+#define LLMMEM_GRID_CONSTANT __grid_constant__
+#endif
 
 namespace llmmem {
 inline namespace v0 {
@@ -32,14 +42,14 @@ namespace detail {
 
 template <unsigned N, cache_hint Read, cache_hint Write, row_map Map, row_op Op>
 __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(row_launch::threads)
-    move_rows_kernel(const __grid_constant__ Map map, const __grid_constant__ Op op,
-                     const __grid_constant__ row_launch launch) {
+    move_rows_kernel(const LLMMEM_GRID_CONSTANT Map map, const LLMMEM_GRID_CONSTANT Op op,
+                     const LLMMEM_GRID_CONSTANT row_launch launch) {
   move_rows<N, Read, Write>(map, op, share_of(launch, blockIdx.y, blockIdx.x, threadIdx.x));
 }
 
 template <item_work Work>
 __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_launch::default_threads)
-    run_items_kernel(const __grid_constant__ Work work, const __grid_constant__ item_launch launch) {
+    run_items_kernel(const LLMMEM_GRID_CONSTANT Work work, const LLMMEM_GRID_CONSTANT item_launch launch) {
   run_items(work, share_of(launch, blockIdx.x, threadIdx.x));
 }
 
@@ -61,7 +71,7 @@ template <class Partial>
 
 template <group_work Work>
 __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(item_launch::default_threads)
-    run_groups_kernel(const __grid_constant__ Work work, const __grid_constant__ item_launch launch) {
+    run_groups_kernel(const LLMMEM_GRID_CONSTANT Work work, const LLMMEM_GRID_CONSTANT item_launch launch) {
   run_groups(work, share_of(launch, blockIdx.x, threadIdx.x),
              [](const auto& known, std::uint32_t step) { return of_other_lane(known, step); });
 }
@@ -121,9 +131,10 @@ class warp_lanes {
 /// sum += left x right, by tensor cores. For compute capability 8.0 and newer.
 template <dtype E>
   requires tensor_element<E>
-__device__ inline void multiply_add(const warp_lanes& /*group*/, warp_lanes::held<tensor_sum>& sum,
-                                    const warp_lanes::held<tensor_left>& left,
-                                    const warp_lanes::held<tensor_right>& right) noexcept {
+__device__ inline void multiply_add(const warp_lanes& /*group*/,
+                                    [[maybe_unused]] warp_lanes::held<tensor_sum>& sum,
+                                    [[maybe_unused]] const warp_lanes::held<tensor_left>& left,
+                                    [[maybe_unused]] const warp_lanes::held<tensor_right>& right) noexcept {
 #if __CUDA_ARCH__ >= 800
   float* const of = sum[0].of;
   const std::uint32_t* const a = left[0].word;
@@ -146,7 +157,7 @@ __device__ inline void multiply_add(const warp_lanes& /*group*/, warp_lanes::hel
 #endif
 }
 __device__ inline void transpose(const warp_lanes& /*group*/,
-                                 warp_lanes::held<std::uint32_t>& words) noexcept {
+                                 [[maybe_unused]] warp_lanes::held<std::uint32_t>& words) noexcept {
 #if __CUDA_ARCH__ >= 800
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(words[0]));
 #else
@@ -156,7 +167,7 @@ __device__ inline void transpose(const warp_lanes& /*group*/,
 
 template <lane_work Work>
 __global__ void __attribute__((visibility("hidden"))) __launch_bounds__(Work::threads, Work::blocks)
-    run_lanes_kernel(const __grid_constant__ Work work, const __grid_constant__ item_launch launch) {
+    run_lanes_kernel(const LLMMEM_GRID_CONSTANT Work work, const LLMMEM_GRID_CONSTANT item_launch launch) {
   const item_share share = share_of(launch, blockIdx.x, threadIdx.x);
   run_lanes(work, share, warp_lanes(share.lane));
 }
@@ -247,4 +258,7 @@ class device_executor {
 }  // namespace v0
 }  // namespace llmmem
 
+#undef LLMMEM_GRID_CONSTANT
+#if defined(__NVCC__)
 #pragma nv_diagnostic pop
+#endif

@@ -10,7 +10,7 @@
 #include <cstring>
 
 #if defined(__CUDACC__)
-#include <cuda_runtime_api.h>
+#include <llmmem/kernels/detail/cached_access.hpp>
 #endif
 
 namespace llmmem {
@@ -62,19 +62,19 @@ template <unsigned Bytes, cache_hint How = cache_hint::kept>
   packet<Bytes> out;
   if constexpr (Bytes == 16) {
     const auto* const at = reinterpret_cast<const uint4*>(from);
-    const uint4 in = How == cache_hint::streaming ? __ldcs(at) : __ldca(at);
+    const uint4 in = detail::cached_read < How == cache_hint::streaming > (at);
     out.words[0] = in.x;
     out.words[1] = in.y;
     out.words[2] = in.z;
     out.words[3] = in.w;
   } else if constexpr (Bytes == 8) {
     const auto* const at = reinterpret_cast<const uint2*>(from);
-    const uint2 in = How == cache_hint::streaming ? __ldcs(at) : __ldca(at);
+    const uint2 in = detail::cached_read < How == cache_hint::streaming > (at);
     out.words[0] = in.x;
     out.words[1] = in.y;
   } else {
     const auto* const at = reinterpret_cast<const word*>(from);
-    out.words[0] = How == cache_hint::streaming ? __ldcs(at) : __ldca(at);
+    out.words[0] = detail::cached_read < How == cache_hint::streaming > (at);
   }
   return out;
 #else
@@ -92,14 +92,14 @@ LLMMEM_HD inline void store_packet(std::byte* to, const packet<Bytes>& in) noexc
   if constexpr (Bytes == 16) {
     const uint4 all = make_uint4(in.words[0], in.words[1], in.words[2], in.words[3]);
     auto* const at = reinterpret_cast<uint4*>(to);
-    How == cache_hint::streaming ? __stcs(at, all) : __stwb(at, all);
+    detail::cached_write<How == cache_hint::streaming>(at, all);
   } else if constexpr (Bytes == 8) {
     const uint2 all = make_uint2(in.words[0], in.words[1]);
     auto* const at = reinterpret_cast<uint2*>(to);
-    How == cache_hint::streaming ? __stcs(at, all) : __stwb(at, all);
+    detail::cached_write<How == cache_hint::streaming>(at, all);
   } else {
     auto* const at = reinterpret_cast<word*>(to);
-    How == cache_hint::streaming ? __stcs(at, in.words[0]) : __stwb(at, in.words[0]);
+    detail::cached_write<How == cache_hint::streaming>(at, in.words[0]);
   }
 #else
   std::memcpy(to, &in, Bytes);

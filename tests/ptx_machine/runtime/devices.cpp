@@ -41,7 +41,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
                                          {cudaDevAttrCooperativeLaunch, 0},
                                          {cudaDevAttrL2CacheSize, 1 << 20},
                                          {cudaDevAttrMaxSharedMemoryPerBlock, 49152},
-                                         {cudaDevAttrMaxSharedMemoryPerBlockOptin, 166912}};
+                                         {cudaDevAttrMaxSharedMemoryPerBlockOptin, 166912},
+                                         {cudaDevAttrReservedSharedMemoryPerBlock, 1024}};
   const auto found = values.find(which);
   *value = 0;
   if (which == cudaDevAttrComputeCapabilityMajor) {
