@@ -1,5 +1,6 @@
-// Fills a block on the device, copies it by kernels of the library that both translation units instantiate, and compares.
-// Exit status: 0, 1 where bytes differ or something failed, 77 without a device (and the reason).
+// Fills a block on the device, copies it by kernels of the library that both translation units instantiate,
+// and compares. Exit status: 0, 1 where bytes differ or something failed, 77 without a device (and the
+// reason).
 #include <llmmem/device/cuda.hpp>
 #include <llmmem/paging/block_storage.hpp>
 
