@@ -52,8 +52,8 @@ struct pinned_report {
 /// A `byte_source` of pages that a driver has registered and the system keeps in memory. Without a device
 /// they are locked, as far as the system allows, and all else works: `why_no_device()` returns the reason.
 ///
-///     basic_host_space<pinned_source<cuda_runtime>> staging(pinned_source<cuda_runtime>(), {.budget =
-///     bytes});
+///     using source = pinned_source<cuda_runtime>;
+///     basic_host_space<source> staging(source(), {.budget = bytes});
 ///
 /// @par Complexity      a request: pages from the system, each touched and registered: milliseconds per GiB
 ///                      and more. Make few and large requests, once.

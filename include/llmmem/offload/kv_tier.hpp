@@ -25,9 +25,11 @@ namespace offload {
 
 /// When blocks move from one memory to the next: a value, made from the policies of `tiered_buffer`.
 ///
-///     .store = write_through{} // as soon as blocks are complete .store = write_through_selective<2>{} //
-///     when the second request uses them .store = write_back{} // when they are evicted above .store =
-///     demoting<write_through>{} // when complete, and again when evicted, if the tier below lacks them
+///     .store = write_through{}             // as soon as blocks are complete
+///     .store = write_through_selective<2>{}  // when the second request uses them
+///     .store = write_back{}                // when they are evicted above
+///     .store = demoting<write_through>{}   // when complete, and again when evicted, if the tier below lacks
+///                                          // them
 struct store_policy {
   bool (*writes_at)(std::uint32_t uses) noexcept = &write_through::writes_at;
   bool on_eviction = false;  ///< whether a block that is evicted goes to the next memory, if that lacks it

@@ -18,11 +18,11 @@ inline namespace v0 {
 
 /// A matrix of coefficients over GF(2^8), times sources. All engines compute the same bytes.
 ///
-///     E::matrix                                   the coefficients in the engine's form, immutable once
-///     made; a default one has none prepare(coefficients, columns)              row by row, a row for each
-///     destination, a column for
-///                                                 each source; sizes are a precondition. The only
-///                                                 operation that allocates
+///     E::matrix                                   the coefficients in the engine's form. Immutable; a
+///                                                 default one has none
+///     prepare(coefficients, columns)              row by row, a row for each destination, a column for each
+///                                                 source; sizes are a precondition. No other
+///                                                 operation allocates
 ///     multiply(m, sources, destinations, bytes)   destinations = m * sources
 ///     add(m, column, source, destinations, bytes) destinations += m's column * source
 ///

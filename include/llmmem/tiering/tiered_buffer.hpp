@@ -26,11 +26,13 @@ inline namespace v0 {
 
 /// Chunks of bytes of any size, in tiers of spaces, fastest first.
 ///
-///     host_space host({.budget = 64 << 20}); file_space<uring_io> disk("state", {.budget = 1 << 30});
-///     tiered_buffer<host_space, file_space<uring_io>> buffer({}, {host, 64 << 20}, {disk, 1 << 30}); const
-///     chunk_handle weights = buffer.create(bytes).value(); fill(buffer.write(weights).value().span()); //
-///     replaces all contents, so nothing is brought in buffer.prefetch(other).value(); // moves while we
-///     compute auto seen = buffer.read(weights).value(); // waits until it is in tier 0, and holds it there
+///     host_space host({.budget = 64 << 20});
+///     file_space<uring_io> disk("state", {.budget = 1 << 30});
+///     tiered_buffer<host_space, file_space<uring_io>> buffer({}, {host, 64 << 20}, {disk, 1 << 30});
+///     const chunk_handle weights = buffer.create(bytes).value();
+///     fill(buffer.write(weights).value().span());  // replaces all contents, so nothing is brought in
+///     buffer.prefetch(other).value();              // moves while we compute
+///     auto seen = buffer.read(weights).value();    // waits until it is in tier 0, and holds it there
 ///
 /// - **A lease** pins its chunk in tier 0 at one address. A chunk has any number of `read` leases, or one
 ///   `write` or `update`.
