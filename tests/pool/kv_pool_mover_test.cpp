@@ -185,7 +185,7 @@ TEST_CASE("a first tier in other memory is refused") {
       argument_error);
 }
 
-TEST_CASE("a copy is right, absent or changed, and never anything else") {
+TEST_CASE("a copy is right, absent, changed or damaged, and never anything else") {
   exported_block of;
   CHECK(of.copy() == pool::moved::here);
   CHECK(of.into == std::vector<std::byte>(1000, std::byte{7}));
@@ -203,8 +203,12 @@ TEST_CASE("a copy is right, absent or changed, and never anything else") {
 
   // Bytes that changed while the index says nothing: a device wrote there.
   of.block()[999] = std::byte{8};
-  CHECK(of.copy() == pool::moved::changed);
+  CHECK(of.copy() == pool::moved::damaged);
+  CHECK(of.copy([&] { of.index.remove(of.name); }) == pool::moved::changed);
+  of.index.put(of.name, of.block(), 0);
+  CHECK(of.copy() == pool::moved::damaged);
   of.block()[999] = std::byte{7};
+  of.index.put(of.name, of.block(), crc32c(0, of.block()));
   CHECK(of.copy() == pool::moved::here);
 
   // The owner is about to change the entry, and stopped there.

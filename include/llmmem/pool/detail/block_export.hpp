@@ -214,8 +214,8 @@ template <class F>
     const std::uint32_t crc = copy_crc32c(0, {base + entry.at, into.size()}, into);
     after_copy();
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    if (load_word(seen.sequence) != entry.sequence || crc != entry.crc) return pool::moved::changed;
-    return pool::moved::here;
+    if (load_word(seen.sequence) != entry.sequence) return pool::moved::changed;
+    return crc == entry.crc ? pool::moved::here : pool::moved::damaged;
   }
   return pool::moved::absent;
 }

@@ -260,7 +260,8 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::begin_fetch(std::uint32_t slot,
 }
 
 /// Returns the holder to ask next for a block: the planned one, then one whose memory this node reads, then
-/// the one from which it awaits the fewest blocks, and a busy one last. `max_holders`: none is left.
+/// the one from which it awaits the fewest blocks, then one that has sent damaged bytes, and a busy one last.
+/// `max_holders`: none is left.
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
   requires detail::pool_parts<Directory, Mover>
 std::uint32_t kv_pool<Tiers, Endpoint, Directory, Mover>::choose_holder(const record& of,
@@ -279,8 +280,10 @@ std::uint32_t kv_pool<Tiers, Endpoint, Directory, Mover>::choose_holder(const re
     const seat_id seat = in.holders[h].seat;
     const bool is_read = may_read(seat, each, h);
     std::uint64_t busy = is_read || may_post(seat) ? 0 : std::uint64_t{1} << 63;
-    if (reads_directly && !is_read) busy |= std::uint64_t{1} << 62;
-    if (seat == each.planned && (is_read || may_post(seat))) return h;
+    if (reads_directly && !is_read) busy |= std::uint64_t{1} << 61;
+    const bool was_damaged = (each.damaged_by >> h & 1U) != 0;
+    if (was_damaged) busy |= std::uint64_t{1} << 62;
+    if (seat == each.planned && !was_damaged && (is_read || may_post(seat))) return h;
     const std::uint64_t cost =
         busy | std::uint64_t{peers_[to_index(in.holders[h].seat)].outstanding} << 32 | rank;
     if (cost >= least) continue;

@@ -146,6 +146,7 @@ pool::moved kv_pool<Tiers, Endpoint, Directory, Mover>::read(record& of, part& e
     read_in_step_ = options_.serve_bytes;  // no further one in this step
   } else {
     ++counted_.failed_reads;
+    if (how == pool::moved::damaged) report_damage(of, each);
   }
   return how;
 }
@@ -163,6 +164,7 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::on_moved(const pool::move_ticke
     return arrive(each);
   }
   ++counted_.failed_reads;
+  if (how == pool::moved::damaged) report_damage(*of, each);
   fail(*of, each, errc::ok);  // the next step asks its owner by message
 }
 
