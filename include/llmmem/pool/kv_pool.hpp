@@ -351,7 +351,16 @@ class kv_pool {
       return false;
     }
   }
-  [[nodiscard]] pool::moved read(record& of, part& each, std::uint32_t holder) noexcept;
+  /// Blocks to read, by their index in the request.
+  struct read_batch {
+    static constexpr std::size_t most = 64;
+    std::array<std::size_t, most> parts{};
+    std::array<std::uint32_t, most> holders{};
+    std::array<pool::moved, most> outcomes{};
+    std::size_t count = 0;
+  };
+  void read(record& of, read_batch& batch) noexcept;
+  void end_read(record& of, part& each, std::uint32_t holder, pool::moved how) noexcept;
   void on_moved(const pool::move_ticket& ticket, pool::moved how) noexcept;
   void stop_reading(record& of, part& each) noexcept;
   [[nodiscard]] pool::move_ticket ticket_of(const record& of, const part& each) const noexcept;

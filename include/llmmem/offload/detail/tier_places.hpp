@@ -122,7 +122,8 @@ class kv_tier_places {
     each_lower(*this, [&](std::size_t, auto& level) { verify_copy(level, group, key); });
     return out;
   }
-  /// Gives up the contents of all tiers.
+  /// Gives up the contents of all tiers. The slots' order makes the next blocks ascend in memory, because
+  /// copies into descending blocks take longer.
   void clear() noexcept {
     each_level(*this, [&](std::size_t, auto& level) {
       for_each_live(level, [&](std::size_t g, slot_id slot) { drop(level, g, slot); });
@@ -169,12 +170,12 @@ class kv_tier_places {
     });
     return found;
   }
-  /// Calls `f(group, slot)` for each slot of a tier that is filling or ready.
+  /// Calls `f(group, slot)` for each slot of a tier that is filling or ready, the last slot first.
   template <class Level, class F>
   static void for_each_live(Level& level, F&& f) {
     for (std::size_t g = 0; g < level.slots.size(); ++g) {
-      for (std::uint64_t i = 0; i < level.slots[g].capacity(); ++i) {
-        const slot_id slot{static_cast<std::uint32_t>(i)};
+      for (std::uint64_t i = level.slots[g].capacity(); i > 0; --i) {
+        const slot_id slot{static_cast<std::uint32_t>(i - 1)};
         if (level.slots[g].is_live(slot)) f(g, slot);
       }
     }

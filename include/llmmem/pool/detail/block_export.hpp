@@ -207,6 +207,7 @@ template <class F>
   for (std::size_t i = 0; i < 2 * bucket_entries; ++i) {
     const std::uint64_t bucket = shape.bucket_at(name, i / bucket_entries);
     const auto& seen = reinterpret_cast<const export_entry*>(base + bucket)[i % bucket_entries];
+    if (load_word(seen.low) != name.low) continue;
     export_entry entry;
     if (!copy_entry(seen, entry) || entry.bytes == 0) continue;
     if (entry.low != name.low || entry.high != name.high) continue;

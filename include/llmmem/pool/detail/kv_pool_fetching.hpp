@@ -347,12 +347,51 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::proceed(std::uint32_t slot) noe
     to = no_seat;
   };
   constexpr std::size_t entry_bytes = 3 * sizeof(std::uint32_t) + sizeof(block_key);
+  const auto ask = [&](std::size_t i, std::uint32_t holder) {
+    part& each = of.parts[i];
+    const std::uint64_t in = each.chunk / pool::span_chunks;
+    each.tried |= static_cast<std::uint8_t>(1U << holder);
+    if (to != each.holder || span != in || out.left() < entry_bytes) {
+      flush();
+      to = each.holder;
+      span = in;
+      out = {};
+      out.put(id_of(slot, of));
+      out.put(of.chain->keys()[static_cast<std::size_t>(in * pool::span_chunks)]);
+    }
+    each.asked_times = 1;
+    each.ask_again = time_to_ask_again(of, wait_for_block(), 0);
+    put_wanted(out, of, i);
+  };
+  // One block at first, and more together while the mover copies each at once. A mover that may be busy would
+  // take none of the blocks for which slots were already found.
+  read_batch reads;
+  std::size_t reads_at_once = 1;
+  const auto read_now = [&] {
+    read(of, reads);
+    reads_at_once = read_batch::most;
+    for (std::size_t k = 0; k < reads.count; ++k) {
+      part& each = of.parts[reads.parts[k]];
+      const pool::moved how = reads.outcomes[k];
+      if (how == pool::moved::here) continue;
+      reads_at_once = 1;
+      if (how == pool::moved::begun) continue;
+      if (how == pool::moved::busy || !may_post(each.holder)) {
+        fail(of, each, errc::ok);
+      } else {
+        ask(reads.parts[k], reads.holders[k]);
+      }
+    }
+    reads.count = 0;
+  };
   while (of.first_open < of.parts.size() && is_over(of.parts[of.first_open]))
     ++of.first_open;
   // A copy leaves half of the gets to the engine, because its orderer decides how long it takes.
   const bool is_copy = slot >= options_.max_requests;
   const std::uint32_t most = is_copy ? options_.max_gets - options_.max_gets / 2 : options_.max_gets;
-  for (std::size_t i = of.first_open; i < of.parts.size() && in_flight_ < most; ++i) {
+  for (std::size_t i = of.first_open; i < of.parts.size(); ++i) {
+    if (in_flight_ >= most && reads.count != 0) read_now();
+    if (in_flight_ >= most) break;
     part& each = of.parts[i];
     if (each.state == part_state::nearby) settle_nearby(of, each);
     if (each.state != part_state::queued) continue;
@@ -370,27 +409,16 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::proceed(std::uint32_t slot) noe
     each.state = part_state::asked;
     ++in_flight_;
     ++peers_[to_index(from)].outstanding;
-    if (is_read) {
-      const pool::moved how = read(of, each, holder);
-      if (how == pool::moved::here || how == pool::moved::begun) continue;
-      if (how == pool::moved::busy || !may_post(from)) {
-        fail(of, each, errc::ok);
-        continue;
-      }
+    if (!is_read) {
+      ask(i, holder);
+      continue;
     }
-    each.tried |= static_cast<std::uint8_t>(1U << holder);
-    if (to != each.holder || span != in || out.left() < entry_bytes) {
-      flush();
-      to = each.holder;
-      span = in;
-      out = {};
-      out.put(id_of(slot, of));
-      out.put(of.chain->keys()[static_cast<std::size_t>(in * pool::span_chunks)]);
-    }
-    each.asked_times = 1;
-    each.ask_again = time_to_ask_again(of, wait_for_block(), 0);
-    put_wanted(out, of, i);
+    read_in_step_ += block_bytes(each.group);
+    reads.parts[reads.count] = i;
+    reads.holders[reads.count++] = holder;
+    if (reads.count == reads_at_once) read_now();
   }
+  read_now();
   flush();
 }
 
