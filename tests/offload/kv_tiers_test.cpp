@@ -355,6 +355,30 @@ TEST_CASE("a known checksum stays with a block that goes down in memory and come
   r.tiers.release(*other);
 }
 
+TEST_CASE("a damaged copy is dropped with those of it in other tiers of host memory, and a sound one stays") {
+  for (const bool is_damaged : {false, true}) {
+    summed_block<offload::kv_tier<host_space>> r;
+    const block_key& key = r.chain.keys()[0];
+    CHECK(r.tiers.verify_copy(0, key) == offload::copy_state::unknown);  // it is still on its way
+    r.tiers.bytes_of(r.held)[3] ^= static_cast<std::byte>(is_damaged);
+    r.end(r.held);
+    r.end(r.arrival(1));
+    CHECK(r.tiers.verify_copy(0, key) == offload::copy_state::unknown);  // it is in the second tier
+    CHECK(r.tiers.verify_copy(0, r.chain.keys()[1]) == offload::copy_state::unknown);  // without a checksum
+    REQUIRE(r.tiers.prefetch_block(0, key));
+    r.tiers.flush();
+    REQUIRE(r.tiers.lookup_block(0, key) == std::pair(answer::hit, std::size_t{0}));
+    CHECK(r.tiers.verify_copy(0, key) ==
+          (is_damaged ? offload::copy_state::damaged : offload::copy_state::sound));
+    // A copy that came from the second tier would bring the damage back.
+    CHECK(r.tiers.lookup_block(0, key).first == (is_damaged ? answer::miss : answer::hit));
+    for (std::size_t tier = 0; tier < 2; ++tier)
+      CHECK(r.tiers.stats().tiers[tier].damaged == (is_damaged ? 1 : 0));
+    CHECK((r.tiers.stats().last_failure.code == errc::checksum_differs) == is_damaged);
+    CHECK(r.tiers.audit().empty());
+  }
+}
+
 TEST_CASE("a block that was damaged in memory does not go into a tier with a codec") {
   for (const bool is_damaged : {false, true}) {
     summed_block<coded_tier> r;

@@ -67,7 +67,42 @@ struct exported_block {
   std::vector<std::byte> into;
 };
 
+/// A mover that may be busy, and counts how often it is asked.
+struct busy_mover : shared_memory_mover {
+  using shared_memory_mover::shared_memory_mover;
+
+  pool::moved fetch(seat_id seat, const block_key& name, std::span<std::byte> into,
+                    const pool::move_ticket& ticket) noexcept {
+    ++asked;
+    return is_busy ? pool::moved::busy : shared_memory_mover::fetch(seat, name, into, ticket);
+  }
+  bool is_busy = false;
+  std::uint64_t asked = 0;
+};
+
 }  // namespace
+
+TEST_CASE("a busy mover is asked for one block in a step, and no slot is taken for others") {
+  memory_cluster<busy_mover> nodes(2, 64, memory_of(64));
+  const auto prompt = prompt_of(1, 100);
+  nodes.serve(0, prompt);
+  auto& reader = *nodes.all[1];
+  const kv_chain chain(reader.cache(), prompt);
+  auto request = reader.pool().ask(chain, 0).value();
+  nodes.settle();
+  nodes.movers[1]->is_busy = true;
+  request.fetch();
+  CHECK(nodes.movers[1]->asked == 1);
+  reader.step();
+  CHECK(nodes.movers[1]->asked == 2);
+  CHECK(reader.tiers().stats().tiers[0].in_use == 0);
+  nodes.movers[1]->is_busy = false;
+  reader.step();
+  CHECK(request.has_arrived());
+  CHECK(nodes.movers[1]->asked == 2 + 25);
+  CHECK(request.end().blocks == 25);
+  CHECK(reader.pool().stats().read_blocks == 25);
+}
 
 TEST_CASE("a node reads the blocks of another from its memory, and the owner sends none") {
   reading_cluster nodes(2);
@@ -130,6 +165,25 @@ TEST_CASE("a node that lost another's introduction is told again when it asks by
   CHECK(nodes.all[1]->pool().stats().refused_introductions == 0);
 }
 
+TEST_CASE("blocks that arrive after the tiers were emptied ascend in memory") {
+  reading_cluster nodes(1);
+  auto& tiers = nodes.all[0]->tiers();
+  const auto prompt = prompt_of(1, 100);
+  const kv_chain chain(nodes.all[0]->cache(), prompt);
+  for (int round = 0; round < 2; ++round) {
+    nodes.serve(0, prompt_of(2, 241));
+    nodes.settle();
+    tiers.clear();
+    std::vector<offload::held_block> arrivals;
+    for (const block_key& key : chain.keys())
+      arrivals.push_back(tiers.begin_arrival(0, key, 0).value());
+    for (std::size_t i = 1; i < arrivals.size(); ++i)
+      CHECK(tiers.bytes_of(arrivals[i - 1]).data() < tiers.bytes_of(arrivals[i]).data());
+    for (const offload::held_block& each : arrivals)
+      tiers.end_arrival(each, false);
+  }
+}
+
 TEST_CASE("a withdrawn block is not read again") {
   reading_cluster nodes(2);
   const auto prompt = prompt_of(1, 40);
@@ -185,7 +239,7 @@ TEST_CASE("a first tier in other memory is refused") {
       argument_error);
 }
 
-TEST_CASE("a copy is right, absent or changed, and never anything else") {
+TEST_CASE("a copy is right, absent, changed or damaged, and never anything else") {
   exported_block of;
   CHECK(of.copy() == pool::moved::here);
   CHECK(of.into == std::vector<std::byte>(1000, std::byte{7}));
@@ -203,8 +257,12 @@ TEST_CASE("a copy is right, absent or changed, and never anything else") {
 
   // Bytes that changed while the index says nothing: a device wrote there.
   of.block()[999] = std::byte{8};
-  CHECK(of.copy() == pool::moved::changed);
+  CHECK(of.copy() == pool::moved::damaged);
+  CHECK(of.copy([&] { of.index.remove(of.name); }) == pool::moved::changed);
+  of.index.put(of.name, of.block(), 0);
+  CHECK(of.copy() == pool::moved::damaged);
   of.block()[999] = std::byte{7};
+  of.index.put(of.name, of.block(), crc32c(0, of.block()));
   CHECK(of.copy() == pool::moved::here);
 
   // The owner is about to change the entry, and stopped there.

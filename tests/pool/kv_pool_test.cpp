@@ -331,10 +331,13 @@ TEST_SUITE("kv_pool") {
         std::span<const std::byte> sent(bytes);
         change(header, sent);
         two.send(header, sent);
+        const bool is_asked_again = !request.has_arrived();
+        if (is_asked_again) two.send(header, sent);
         CHECK(request.has_arrived());  // no other node has it
         const auto came = request.end();
         CHECK(came.blocks == 0);
         CHECK(came.failed_blocks == 1);
+        CHECK(is_asked_again == (came.why.code == errc::message_damaged));
         return came.why.code;
       };
       CHECK(refuse([](header_ref of, bytes_ref) { of.message = 128; }) == errc::frame_forged);
@@ -348,8 +351,8 @@ TEST_SUITE("kv_pool") {
   }
 
   TEST_CASE(
-      "a byte that changed in the memory of every holder is a miss of its block, and of one holder none") {
-    cluster nodes(4);
+      "a byte that changed in the only copy of every holder is a miss of its block, and of one holder none") {
+    cluster nodes(4, {.groups = paged_group, .lower_slots = 1});
     const auto prompt = prompt_of(31, 17);
     nodes.serve(0, prompt);
     CHECK(nodes.serve(1, prompt).loaded == 16);
@@ -369,7 +372,8 @@ TEST_SUITE("kv_pool") {
     CHECK(came.loaded == 8);
     CHECK(came.fetched.failed_blocks == 1);
     CHECK(came.fetched.why.code == errc::message_damaged);
-    CHECK(nodes.all[3]->pool().stats().damaged_blocks == 3);
+    // The first holder may have dropped its copy already, because the third node asked it first.
+    CHECK(nodes.all[3]->pool().stats().damaged_blocks >= 2);
     CHECK(nodes.all[3]->wrong().empty());
   }
 

@@ -159,6 +159,25 @@ TEST_CASE("reads by get bring right blocks, more of them than landing buffers") 
   nodes.serve(1, prompt_of(2, 100));
 }
 
+TEST_CASE("damage that a read by UCX finds is reported, and the lower tier's copy comes by message") {
+  for (const ucx_lane lane : {ucx_lane::tcp, ucx_lane::shared_memory}) {
+    memory_cluster<ucx_mover> nodes(2, 64, options_of(lane));
+    const auto prompt = prompt_of(1, 100);
+    nodes.serve(0, prompt);
+    const kv_chain chain(nodes.all[0]->cache(), prompt);
+    const auto held = nodes.all[0]->tiers().hold(0, chain.keys()[7]);
+    REQUIRE(held);
+    nodes.all[0]->tiers().bytes_of(*held)[1] ^= std::byte{1};
+    nodes.all[0]->tiers().release(*held);
+    CHECK(nodes.serve(1, prompt).loaded == 96);
+    CHECK(nodes.all[1]->pool().stats().read_blocks == 24);
+    CHECK(nodes.all[1]->pool().stats().damaged_blocks == 1);
+    CHECK(nodes.all[1]->pool().stats().reported_blocks == 1);
+    CHECK(nodes.all[0]->pool().stats().dropped_blocks == 1);
+    CHECK(nodes.all[0]->pool().stats().served_blocks == 1);
+  }
+}
+
 TEST_CASE("a read that was given up writes nothing, and its buffer is free again") {
   ucx_options options = options_of(ucx_lane::tcp);
   options.max_reads = 1;
@@ -188,7 +207,7 @@ TEST_CASE("a read that was given up writes nothing, and its buffer is free again
   CHECK(run(false) == pool::moved::here);
   CHECK(into == std::vector<std::byte>(1000, std::byte{7}));
   range.data[3] = std::byte{8};  // the index does not know
-  CHECK(run(false) == pool::moved::changed);
+  CHECK(run(false) == pool::moved::damaged);
   owner.withdraw(name);
   CHECK(run(false) == pool::moved::absent);
   owner.space().deallocate(range);

@@ -94,6 +94,8 @@ class pool_node {
   [[nodiscard]] Cache& cache() { return cache_; }
   [[nodiscard]] tiers_type& tiers() { return tiers_; }
   [[nodiscard]] pool_type& pool() { return pool_; }
+  /// The bytes of the lower tier.
+  [[nodiscard]] std::span<std::byte> lower_bytes() { return below_.bytes(); }
   [[nodiscard]] const std::string& wrong() const { return wrong_; }
   /// Ends what the tiers copy, and lets the pool go on.
   void step() {

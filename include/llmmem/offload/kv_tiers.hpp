@@ -259,6 +259,13 @@ class kv_tiers final : private offload::loss_listener {
   void note_checksum(const offload::held_block& block, std::uint32_t crc) noexcept {
     stack_.first().slots[block.group].note_sum(block.slot, crc);
   }
+  /// Verifies the first tier's copy of a block by the checksum that it keeps. A damaged copy is dropped, so
+  /// that it no longer hides a sound one in a lower tier; the same holds for copies in other tiers of host
+  /// memory. Transfers and holders that use the copy keep its slot until they end, and loads that have not
+  /// ended count the block as failed. Call it when there is reason to doubt a block, because another node
+  /// reports damage for example. Reads at most the block's bytes in each tier of host memory; waits for
+  /// nothing.
+  offload::copy_state verify_copy(std::size_t group, const block_key& key) noexcept;
   /// Returns the name by which the first tier knows a block of a group, and a `leave_watcher` learns of it.
   [[nodiscard]] static constexpr block_key name_of(std::size_t group, const block_key& key) noexcept {
     return detail::tier_key(key, group);

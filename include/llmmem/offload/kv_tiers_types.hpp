@@ -82,6 +82,13 @@ struct held_block {
   friend constexpr bool operator==(const held_block&, const held_block&) noexcept = default;
 };
 
+/// What a look at a copy of a block in the first tier has found.
+enum class copy_state : std::uint8_t {
+  unknown,  ///< there is none with a checksum to verify it by, or it is still on its way
+  sound,
+  damaged  ///< its bytes no longer had the checksum, so it was dropped
+};
+
 /// The limits of one load.
 struct load_limits {
   std::uint64_t upto = ~std::uint64_t{0};  ///< the load ends at this token of the chain at the latest
@@ -115,7 +122,7 @@ struct kv_tier_stats {
   std::uint64_t stored = 0;  ///< blocks that arrived from above
   std::uint64_t loaded = 0;  ///< blocks that loads took from here
   std::uint64_t evictions = 0;
-  std::uint64_t damaged = 0;   ///< blocks whose bytes differed from the stored ones
+  std::uint64_t damaged = 0;   ///< blocks whose bytes differed from the stored ones: they were dropped
   std::uint64_t failures = 0;  ///< reads and writes that failed
   std::uint64_t declined = 0;  ///< blocks that found no slot
   std::uint64_t too_long = 0;  ///< of these, blocks whose stored form is longer than a slot

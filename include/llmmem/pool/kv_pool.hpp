@@ -57,7 +57,10 @@ inline namespace v0 {
 /// **Never a wrong token.** A request names a block by its whole key, which covers the tokens of its prefix,
 /// their tenant, the epoch of the weights and the seed of the hash. A block arrives with the CRC-32C that it
 /// had when it came to its holder from a file or by message, or was first sent or offered there: damage on
-/// the way and in the holder's memory is a miss, unless another holder has the block.
+/// the way and in the holder's memory is a miss, unless a holder has a sound copy. The reader reports damage
+/// to the holder. The holder trusts no report: it verifies its own copy, at most `max_checks` times a second
+/// for each other node. It drops a damaged copy, so that a sound one in a lower tier is sent from then on;
+/// if there is none, it corrects the directory.
 /// Nodes whose caches, layouts or weights (`kv_pool_options::model`) differ pass no blocks: see `state_of`.
 /// Messages are untrusted input: the pool checks lengths, numbers and offsets against what this node awaits.
 ///
@@ -260,6 +263,7 @@ class kv_pool {
   void hear_hello(seat_id from, detail::pool_reader in) noexcept;
   void hear_get(seat_id from, detail::pool_reader in, bool is_again) noexcept;
   void hear_missing(seat_id from, detail::pool_reader in) noexcept;
+  void hear_damaged(seat_id from, detail::pool_reader in) noexcept;
   [[nodiscard]] part* awaited(seat_id from, std::uint64_t id, std::uint32_t part_index) noexcept;
   void forget_peer(seat_id seat, bool is_dead) noexcept;
 
@@ -322,6 +326,12 @@ class kv_pool {
   [[nodiscard]] sending send_block(detail::pool_serving& what, const offload::held_block& block);
   void unpin(detail::pool_serving& what) noexcept;
 
+  // Damage
+  void report_damage(const record& of, part& each) noexcept;
+  void check_copy(const block_key& span, std::uint32_t group, std::uint32_t place,
+                  const block_key& key) noexcept;
+  void offer_again(std::size_t group, const block_key& key) noexcept;
+
   // Reading other nodes' memory
   void open_memory();
   void close_memory() noexcept;
@@ -341,7 +351,16 @@ class kv_pool {
       return false;
     }
   }
-  [[nodiscard]] pool::moved read(record& of, part& each, std::uint32_t holder) noexcept;
+  /// Blocks to read, by their index in the request.
+  struct read_batch {
+    static constexpr std::size_t most = 64;
+    std::array<std::size_t, most> parts{};
+    std::array<std::uint32_t, most> holders{};
+    std::array<pool::moved, most> outcomes{};
+    std::size_t count = 0;
+  };
+  void read(record& of, read_batch& batch) noexcept;
+  void end_read(record& of, part& each, std::uint32_t holder, pool::moved how) noexcept;
   void on_moved(const pool::move_ticket& ticket, pool::moved how) noexcept;
   void stop_reading(record& of, part& each) noexcept;
   [[nodiscard]] pool::move_ticket ticket_of(const record& of, const part& each) const noexcept;
@@ -452,5 +471,6 @@ kv_pool(Tiers&, Endpoint&, Directory&, Mover&, kv_pool_options)
 #include <llmmem/pool/detail/kv_pool_choosing.hpp>
 #include <llmmem/pool/detail/kv_pool_copying.hpp>
 #include <llmmem/pool/detail/kv_pool_fetching.hpp>
+#include <llmmem/pool/detail/kv_pool_healing.hpp>
 #include <llmmem/pool/detail/kv_pool_hearing.hpp>
 #include <llmmem/pool/detail/kv_pool_moving.hpp>

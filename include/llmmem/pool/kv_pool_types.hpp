@@ -54,6 +54,9 @@ struct kv_pool_options {
   std::uint32_t max_copying = 8;
   /// With a mover: published blocks that wait to be put into its index. Others come by message, at first.
   std::uint32_t max_offers = 16384;
+  /// Copies that this node verifies within a second because one other node reports them damaged; it ignores
+  /// further reports of that node. A check reads one block. 0: it ignores all.
+  std::uint32_t max_checks = 64;
   std::string name = "kv_pool";  ///< its name in error texts
   metadata_source metadata{};
 };
@@ -95,7 +98,7 @@ struct stats {
   std::uint64_t served_blocks = 0;  ///< to other nodes
   std::uint64_t served_bytes = 0;
   std::uint64_t missing_blocks = 0;    ///< blocks that others asked for and this node no longer had
-  std::uint64_t damaged_blocks = 0;    ///< blocks that arrived with a wrong checksum
+  std::uint64_t damaged_blocks = 0;    ///< blocks that arrived, or were read, with a wrong checksum
   std::uint64_t refused_frames = 0;    ///< frames that are malformed, or for blocks that no request awaits
   std::uint64_t directory_spans = 0;   ///< spans that this node remembers now
   std::uint64_t dropped_messages = 0;  ///< messages not sent, because the receiver had not read earlier ones
@@ -106,6 +109,10 @@ struct stats {
   std::uint64_t read_blocks = 0;       ///< of `fetched_blocks`: read from the memory of other nodes
   std::uint64_t failed_reads = 0;      ///< blocks not in the index, or rewritten meanwhile: asked by message
   std::uint64_t refused_introductions = 0;  ///< memory of other nodes that the mover cannot reach
+  std::uint64_t reported_blocks = 0;        ///< damaged blocks of which this node has told their holders
+  std::uint64_t checked_blocks = 0;         ///< own copies verified because other nodes reported them damaged
+  std::uint64_t dropped_blocks = 0;         ///< of `checked_blocks`: damaged here, and dropped
+  std::uint64_t ignored_reports = 0;  ///< beyond `max_checks`, or about a block without a copy to verify
   std::uint64_t metadata_bytes = 0;
 };
 

@@ -33,12 +33,13 @@ inline constexpr std::size_t max_introduction_bytes = 3072;
 
 /// The state of a read of another node's memory.
 enum class moved : std::uint8_t {
-  here,      ///< the bytes are in place, and verified
-  begun,     ///< `progress` reports the end
-  absent,    ///< the owner's index does not name the block: its owner may still have it in a lower tier
-  changed,   ///< the owner rewrote the block meanwhile, or its bytes or its index are damaged
-  busy,      ///< the mover has as many reads under way as it can: ask again in a later step
-  unreached  ///< the node's memory cannot be read: it died, or it introduced none
+  here,       ///< the bytes are in place, and verified
+  begun,      ///< `progress` reports the end
+  absent,     ///< the owner's index does not name the block: its owner may still have it in a lower tier
+  changed,    ///< the owner rewrote the block meanwhile, or its entry in the index is malformed
+  busy,       ///< the mover has as many reads under way as it can: ask again in a later step
+  unreached,  ///< the node's memory cannot be read: it died, or it introduced none
+  damaged     ///< the owner's index did not change, and the bytes do not have the checksum in it
 };
 
 /// A read that has begun, by the numbers of the pool's request.

@@ -89,6 +89,20 @@ bool kv_tiers<Cache, Mover, Tiers...>::end_arrival(const offload::held_block& bl
 }
 
 template <class Cache, offload::kv_mover Mover, class... Tiers>
+offload::copy_state kv_tiers<Cache, Mover, Tiers...>::verify_copy(std::size_t group,
+                                                                  const block_key& key) noexcept {
+  const block_key named = detail::tier_key(key, group);
+  const auto slot = stack_.first().slots[group].find(named);
+  const offload::copy_state found = stack_.verify_copy(group, named);
+  if (found != offload::copy_state::damaged) return found;
+  for (record& each : loads_) {
+    for (part& one : each.parts)
+      one.is_wrong = one.is_wrong || (one.tier == 0 && one.group == group && one.slot == *slot);
+  }
+  return found;
+}
+
+template <class Cache, offload::kv_mover Mover, class... Tiers>
 void kv_tiers<Cache, Mover, Tiers...>::release(const offload::held_block& block) noexcept {
   stack_.first().slots[block.group].unpin(block.slot);
 }

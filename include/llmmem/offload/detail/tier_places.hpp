@@ -3,6 +3,8 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/hash/crc32c.hpp>
+#include <llmmem/hash/errors.hpp>
 #include <llmmem/offload/detail/prefix_links.hpp>
 #include <llmmem/offload/detail/tier_keys.hpp>
 #include <llmmem/offload/detail/tier_level.hpp>
@@ -112,7 +114,16 @@ class kv_tier_places {
   void drop(std::size_t k, std::size_t group, slot_id slot) noexcept {
     with(k, [&](auto& level) { drop(level, group, slot); });
   }
-  /// Gives up the contents of all tiers.
+  /// Verifies the first tier's copy of a block. If it is damaged, drops it, and the damaged ones of other
+  /// tiers that the host can read: these are not verified on their way up.
+  offload::copy_state verify_copy(std::size_t group, const block_key& key) noexcept {
+    const offload::copy_state out = verify_copy(first(), group, key);
+    if (out != offload::copy_state::damaged) return out;
+    each_lower(*this, [&](std::size_t, auto& level) { verify_copy(level, group, key); });
+    return out;
+  }
+  /// Gives up the contents of all tiers. The slots' order makes the next blocks ascend in memory, because
+  /// copies into descending blocks take longer.
   void clear() noexcept {
     each_level(*this, [&](std::size_t, auto& level) {
       for_each_live(level, [&](std::size_t g, slot_id slot) { drop(level, g, slot); });
@@ -159,12 +170,12 @@ class kv_tier_places {
     });
     return found;
   }
-  /// Calls `f(group, slot)` for each slot of a tier that is filling or ready.
+  /// Calls `f(group, slot)` for each slot of a tier that is filling or ready, the last slot first.
   template <class Level, class F>
   static void for_each_live(Level& level, F&& f) {
     for (std::size_t g = 0; g < level.slots.size(); ++g) {
-      for (std::uint64_t i = 0; i < level.slots[g].capacity(); ++i) {
-        const slot_id slot{static_cast<std::uint32_t>(i)};
+      for (std::uint64_t i = level.slots[g].capacity(); i > 0; --i) {
+        const slot_id slot{static_cast<std::uint32_t>(i - 1)};
         if (level.slots[g].is_live(slot)) f(g, slot);
       }
     }
@@ -190,6 +201,24 @@ class kv_tier_places {
     if (const auto done = level.medium.forget(key); !done) note_index(done.error());
   }
   void note_index(const failure& why) noexcept { last_failure_ = index_failure_ = why; }
+  template <class Level>
+  offload::copy_state verify_copy(Level& level, std::size_t group, const block_key& key) noexcept {
+    using medium = typename Level::medium_type;
+    if constexpr (medium::is_host_accessible && medium::coding_type::is_plain) {
+      const auto& slots = level.slots[group];
+      const auto slot = slots.find(key);
+      const auto sum = slot && slots.is_ready(*slot) ? slots.sum(*slot) : std::nullopt;
+      if (!sum) return offload::copy_state::unknown;
+      const std::uint32_t found = crc32c(0, level.medium.bytes_of(group, *slot));
+      if (found == *sum) return offload::copy_state::sound;
+      ++level.counted.damaged;
+      last_failure_ = {errc::checksum_differs, to_index(*slot), *sum, found, level.medium.name()};
+      drop(level, group, *slot);
+      return offload::copy_state::damaged;
+    } else {
+      return offload::copy_state::unknown;
+    }
+  }
   template <class Level>
   void fail(Level& level, const failure& why, std::uint64_t now) noexcept {
     ++level.counted.failures;

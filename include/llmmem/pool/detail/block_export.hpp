@@ -207,6 +207,7 @@ template <class F>
   for (std::size_t i = 0; i < 2 * bucket_entries; ++i) {
     const std::uint64_t bucket = shape.bucket_at(name, i / bucket_entries);
     const auto& seen = reinterpret_cast<const export_entry*>(base + bucket)[i % bucket_entries];
+    if (load_word(seen.low) != name.low) continue;
     export_entry entry;
     if (!copy_entry(seen, entry) || entry.bytes == 0) continue;
     if (entry.low != name.low || entry.high != name.high) continue;
@@ -214,8 +215,8 @@ template <class F>
     const std::uint32_t crc = copy_crc32c(0, {base + entry.at, into.size()}, into);
     after_copy();
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    if (load_word(seen.sequence) != entry.sequence || crc != entry.crc) return pool::moved::changed;
-    return pool::moved::here;
+    if (load_word(seen.sequence) != entry.sequence) return pool::moved::changed;
+    return crc == entry.crc ? pool::moved::here : pool::moved::damaged;
   }
   return pool::moved::absent;
 }

@@ -260,7 +260,8 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::begin_fetch(std::uint32_t slot,
 }
 
 /// Returns the holder to ask next for a block: the planned one, then one whose memory this node reads, then
-/// the one from which it awaits the fewest blocks, and a busy one last. `max_holders`: none is left.
+/// the one from which it awaits the fewest blocks, then one that has sent damaged bytes, and a busy one last.
+/// `max_holders`: none is left.
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
   requires detail::pool_parts<Directory, Mover>
 std::uint32_t kv_pool<Tiers, Endpoint, Directory, Mover>::choose_holder(const record& of,
@@ -279,8 +280,10 @@ std::uint32_t kv_pool<Tiers, Endpoint, Directory, Mover>::choose_holder(const re
     const seat_id seat = in.holders[h].seat;
     const bool is_read = may_read(seat, each, h);
     std::uint64_t busy = is_read || may_post(seat) ? 0 : std::uint64_t{1} << 63;
-    if (reads_directly && !is_read) busy |= std::uint64_t{1} << 62;
-    if (seat == each.planned && (is_read || may_post(seat))) return h;
+    if (reads_directly && !is_read) busy |= std::uint64_t{1} << 61;
+    const bool was_damaged = (each.damaged_by >> h & 1U) != 0;
+    if (was_damaged) busy |= std::uint64_t{1} << 62;
+    if (seat == each.planned && !was_damaged && (is_read || may_post(seat))) return h;
     const std::uint64_t cost =
         busy | std::uint64_t{peers_[to_index(in.holders[h].seat)].outstanding} << 32 | rank;
     if (cost >= least) continue;
@@ -344,12 +347,51 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::proceed(std::uint32_t slot) noe
     to = no_seat;
   };
   constexpr std::size_t entry_bytes = 3 * sizeof(std::uint32_t) + sizeof(block_key);
+  const auto ask = [&](std::size_t i, std::uint32_t holder) {
+    part& each = of.parts[i];
+    const std::uint64_t in = each.chunk / pool::span_chunks;
+    each.tried |= static_cast<std::uint8_t>(1U << holder);
+    if (to != each.holder || span != in || out.left() < entry_bytes) {
+      flush();
+      to = each.holder;
+      span = in;
+      out = {};
+      out.put(id_of(slot, of));
+      out.put(of.chain->keys()[static_cast<std::size_t>(in * pool::span_chunks)]);
+    }
+    each.asked_times = 1;
+    each.ask_again = time_to_ask_again(of, wait_for_block(), 0);
+    put_wanted(out, of, i);
+  };
+  // One block at first, and more together while the mover copies each at once. A mover that may be busy would
+  // take none of the blocks for which slots were already found.
+  read_batch reads;
+  std::size_t reads_at_once = 1;
+  const auto read_now = [&] {
+    read(of, reads);
+    reads_at_once = read_batch::most;
+    for (std::size_t k = 0; k < reads.count; ++k) {
+      part& each = of.parts[reads.parts[k]];
+      const pool::moved how = reads.outcomes[k];
+      if (how == pool::moved::here) continue;
+      reads_at_once = 1;
+      if (how == pool::moved::begun) continue;
+      if (how == pool::moved::busy || !may_post(each.holder)) {
+        fail(of, each, errc::ok);
+      } else {
+        ask(reads.parts[k], reads.holders[k]);
+      }
+    }
+    reads.count = 0;
+  };
   while (of.first_open < of.parts.size() && is_over(of.parts[of.first_open]))
     ++of.first_open;
   // A copy leaves half of the gets to the engine, because its orderer decides how long it takes.
   const bool is_copy = slot >= options_.max_requests;
   const std::uint32_t most = is_copy ? options_.max_gets - options_.max_gets / 2 : options_.max_gets;
-  for (std::size_t i = of.first_open; i < of.parts.size() && in_flight_ < most; ++i) {
+  for (std::size_t i = of.first_open; i < of.parts.size(); ++i) {
+    if (in_flight_ >= most && reads.count != 0) read_now();
+    if (in_flight_ >= most) break;
     part& each = of.parts[i];
     if (each.state == part_state::nearby) settle_nearby(of, each);
     if (each.state != part_state::queued) continue;
@@ -367,27 +409,16 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::proceed(std::uint32_t slot) noe
     each.state = part_state::asked;
     ++in_flight_;
     ++peers_[to_index(from)].outstanding;
-    if (is_read) {
-      const pool::moved how = read(of, each, holder);
-      if (how == pool::moved::here || how == pool::moved::begun) continue;
-      if (how == pool::moved::busy || !may_post(from)) {
-        fail(of, each, errc::ok);
-        continue;
-      }
+    if (!is_read) {
+      ask(i, holder);
+      continue;
     }
-    each.tried |= static_cast<std::uint8_t>(1U << holder);
-    if (to != each.holder || span != in || out.left() < entry_bytes) {
-      flush();
-      to = each.holder;
-      span = in;
-      out = {};
-      out.put(id_of(slot, of));
-      out.put(of.chain->keys()[static_cast<std::size_t>(in * pool::span_chunks)]);
-    }
-    each.asked_times = 1;
-    each.ask_again = time_to_ask_again(of, wait_for_block(), 0);
-    put_wanted(out, of, i);
+    read_in_step_ += block_bytes(each.group);
+    reads.parts[reads.count] = i;
+    reads.holders[reads.count++] = holder;
+    if (reads.count == reads_at_once) read_now();
   }
+  read_now();
   flush();
 }
 

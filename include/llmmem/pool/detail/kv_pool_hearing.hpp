@@ -87,7 +87,7 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::on_frame(seat_id from, const fr
     return;
   }
   if (each->crc != frame.crc) {
-    ++counted_.damaged_blocks;
+    report_damage(of, *each);
     return fail(of, *each, errc::message_damaged);
   }
   tiers_->note_checksum(each->block, each->crc);  // before it moves on, so that lower tiers get it as well
@@ -144,6 +144,8 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::on_message(seat_id from, const 
       return hear_missing(from, in);
     case pool_frame::copy:
       return hear_copy(from, in);
+    case pool_frame::damaged:
+      return hear_damaged(from, in);
     default:
       ++counted_.refused_frames;
   }
@@ -258,7 +260,7 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::on_death(seat_id seat) noexcept
   if (to_index(seat) >= peers_.size() || seat == self()) return;
   mover_.detach(seat);
   forget_peer(seat, true);
-  peers_[to_index(seat)] = {};
+  peers_[to_index(seat)] = {.checks = peers_[to_index(seat)].checks};
   announce_again();
 }
 
@@ -320,11 +322,14 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::serve() {
       continue;
     }
     const auto held = tiers_->hold(next.group, next.key);
-    if (next.offset != 0 && held != next.block) {  // withdrawn behind its first bytes
+    if (next.offset != 0 &&
+        held != next.block) {  // withdrawn behind its first bytes: begins again, if at all
       if (held) tiers_->release(*held);
       pop_serving();
       unpin(next);
-      post_missing(next);
+      next.offset = 0;
+      next.crc = 0;
+      push_serving(next);
     } else if (held) {
       const std::uint64_t from = next.offset;
       serve_held(next, *held);

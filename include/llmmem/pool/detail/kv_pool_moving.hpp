@@ -124,30 +124,43 @@ pool::move_ticket kv_pool<Tiers, Endpoint, Directory, Mover>::ticket_of(const re
           .part = static_cast<std::uint32_t>(&each - of.parts.data())};
 }
 
-/// Begins to read a block from its holder's memory, or does all of it. After a failure the block can be asked
-/// for by message.
+/// Begins to read blocks from their holders' memory, or does all of it. Copies follow each other immediately:
+/// with more work between two of them than a processor executes ahead, memory would idle meanwhile. After a
+/// failure the block can be asked for by message.
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
   requires detail::pool_parts<Directory, Mover>
-pool::moved kv_pool<Tiers, Endpoint, Directory, Mover>::read(record& of, part& each,
-                                                             std::uint32_t holder) noexcept {
+void kv_pool<Tiers, Endpoint, Directory, Mover>::read(record& of, read_batch& batch) noexcept {
+  for (std::size_t k = 0; k < batch.count; ++k) {
+    part& each = of.parts[batch.parts[k]];
+    batch.outcomes[k] = mover_.fetch(each.holder, Tiers::name_of(each.group, key_of(of, each)),
+                                     tiers_->bytes_of(each.block), ticket_of(of, each));
+  }
+  for (std::size_t k = 0; k < batch.count; ++k)
+    end_read(of, of.parts[batch.parts[k]], batch.holders[k], batch.outcomes[k]);
+}
+
+template <class Tiers, endpoint Endpoint, class Directory, class Mover>
+  requires detail::pool_parts<Directory, Mover>
+void kv_pool<Tiers, Endpoint, Directory, Mover>::end_read(record& of, part& each, std::uint32_t holder,
+                                                          pool::moved how) noexcept {
   each.read_from |= static_cast<std::uint8_t>(1U << holder);
-  const pool::moved how = mover_.fetch(each.holder, Tiers::name_of(each.group, key_of(of, each)),
-                                       tiers_->bytes_of(each.block), ticket_of(of, each));
   if (how == pool::moved::here) {
     ++counted_.read_blocks;
-    read_in_step_ += block_bytes(each.group);
-    arrive(each);
-  } else if (how == pool::moved::begun) {
+    return arrive(each);
+  }
+  if (how == pool::moved::begun) {
     each.is_reading = true;
-    read_in_step_ += block_bytes(each.group);
     each.ask_again = time_to_ask_again(of, wait_for_block(), 0);
-  } else if (how == pool::moved::busy) {
+    return;
+  }
+  read_in_step_ -= block_bytes(each.group);
+  if (how == pool::moved::busy) {
     each.read_from &= static_cast<std::uint8_t>(~(1U << holder));
     read_in_step_ = options_.serve_bytes;  // no further one in this step
   } else {
     ++counted_.failed_reads;
+    if (how == pool::moved::damaged) report_damage(of, each);
   }
-  return how;
 }
 
 template <class Tiers, endpoint Endpoint, class Directory, class Mover>
@@ -163,6 +176,7 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::on_moved(const pool::move_ticke
     return arrive(each);
   }
   ++counted_.failed_reads;
+  if (how == pool::moved::damaged) report_damage(*of, each);
   fail(*of, each, errc::ok);  // the next step asks its owner by message
 }
 

@@ -43,6 +43,7 @@ struct pool_part {
   std::uint8_t asked_times = 0;  ///< how often this holder was asked
   std::uint8_t tried = 0;        ///< bit i: holder i of the span was asked
   std::uint8_t read_from = 0;    ///< bit i: the memory of holder i was read
+  std::uint8_t damaged_by = 0;   ///< bit i: what holder i sent was damaged
   bool is_reading = false;       ///< the mover reads the holder's memory
   bool is_receiving = false;     ///< the transport has the slot's memory
   bool is_broken = false;        ///< its node sends nothing after the frame in flight
@@ -129,6 +130,24 @@ struct pool_span_use {
   std::uint64_t copied_by = 0;      ///< digest of the nodes that it asked
 };
 
+/// The copies that this node has verified because another node reported them damaged.
+struct pool_checks {
+  std::uint64_t since = 0;  ///< when the second began in which they are counted
+  std::uint32_t count = 0;
+
+  /// Returns whether there is one more, and counts it. Each second begins with the first one after the last.
+  [[nodiscard]] constexpr bool may_check(std::uint64_t now, std::uint32_t most) noexcept {
+    constexpr std::uint64_t second = 1'000'000'000;
+    if (count == 0 || now - since >= second) {
+      since = now;
+      count = 0;
+    }
+    if (count >= most) return false;
+    ++count;
+    return true;
+  }
+};
+
 /// What this node knows of another node.
 struct pool_peer {
   pool::peer_state state = pool::peer_state::absent;
@@ -141,6 +160,7 @@ struct pool_peer {
   std::uint8_t introductions = 0;  ///< how often it was
   std::uint64_t stalled_in = 0;    ///< the turn of `serve` in which it took nothing
   std::uint32_t outstanding = 0;   ///< blocks that this node awaits from it
+  pool_checks checks{};            ///< it outlives the process in that seat: a death gives it no more checks
 };
 
 }  // namespace detail

@@ -30,6 +30,7 @@ enum class pool_frame : std::uint16_t {
   get_again,  ///< as `get`, for blocks that were requested before
   copy,       ///< the sender holds these blocks of a hot span: hold them, too
   reach,      ///< how the sender's memory can be read: its mover's introduction
+  damaged,    ///< the bytes that the sender got of this block do not have the block's checksum
 };
 
 /// Writes numbers and keys into a message, one after another.

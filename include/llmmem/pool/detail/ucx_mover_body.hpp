@@ -283,7 +283,7 @@ inline std::optional<pool::moved> ucx_mover::take(reading& of) noexcept {
   if (of.at == reading::stage::block) return next(reading::stage::entry);
   const std::span<const std::byte> came = std::span(of.landing).first(of.into.size());
   if (!(of.again == of.bucket[of.place])) return pool::moved::changed;
-  return copy_crc32c(0, came, of.into) == of.again.crc ? pool::moved::here : pool::moved::changed;
+  return copy_crc32c(0, came, of.into) == of.again.crc ? pool::moved::here : pool::moved::damaged;
 }
 
 template <class F>
