@@ -286,6 +286,33 @@ TEST_SUITE("device_state") {
     });
   }
 
+  TEST_CASE("a state whose construction is refused returns its memory") {
+    const std::vector<tensor_facts> tensors{{"a", tensor_shape::vector(37), 4}};
+    const table_partition who(
+        zero_partition(tensors, rank_count{1}, zero_stage::weights, state_kind::weights));
+    in_device_world(1, 1, [&](stream_ranks& ranks, rank_device& mine, fake_world&) {
+      std::uint32_t refused = 0;
+      for (std::uint64_t number = 0; number < 8; ++number) {
+        CAPTURE(number);
+        mine.device.refusals = 2;
+        mine.device.refuse_at = mine.device.calls + number;
+        try {
+          const device_state state(who, tensors, ranks, mine.space);
+          mine.device.refuse_at = ~0ULL;
+          for (const std::byte each : state.local(tensor_id{0}))
+            CHECK(each == std::byte{0});
+        } catch (const llmmem::error& why) {
+          ++refused;
+        }
+        mine.device.refuse_at = ~0ULL;
+        mine.queue.finish().value();
+        CHECK(mine.memory.used() == mine.memory.stats().kept_bytes);
+      }
+      CHECK(refused >= 4);
+      CHECK(refused < 8);
+    });
+  }
+
   TEST_CASE("a refused call of the device or of NCCL ends an operation for all ranks, and nothing is lost") {
     const std::vector<tensor_facts> tensors{{"a", tensor_shape::matrix(8, 12), 4},
                                             {"b", tensor_shape::vector(50), 4}};

@@ -6,8 +6,11 @@
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/kernel_space.hpp>
 #include <llmmem/sharded_state.hpp>
+#include <llmmem/sharding/background_sums.hpp>
+#include <llmmem/sharding/gather_schedule.hpp>
 #include <llmmem/testing/sim_network.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -23,13 +26,12 @@
 namespace device_state_tests {  // named: nvcc warns of unused members of a type without linkage
 
 using namespace llmmem;
-using side_of = communicator<testing::sim_endpoint>;
-
 /// Messages between ranks of one device: the receiver's stream copies them behind the sender's stream, as
 /// NCCL's kernels do. A call returns when its copies are done.
+template <class Side>
 class stream_ranks {
  public:
-  stream_ranks(side_of& side, cudaStream_t stream) : side_(&side), stream_(stream) {
+  stream_ranks(Side& side, cudaStream_t stream) : side_(&side), stream_(stream) {
     for (cudaEvent_t* const each : {&sent_, &received_})
       llmmem_tests::check(cudaEventCreateWithFlags(each, cudaEventDisableTiming), "cudaEventCreate");
   }
@@ -44,7 +46,6 @@ class stream_ranks {
   [[nodiscard]] rank_count world() const noexcept { return side_->world(); }
   [[nodiscard]] deadline after(std::uint64_t ns) const noexcept { return side_->after(ns); }
   [[nodiscard]] cudaStream_t stream() const noexcept { return stream_; }
-  [[nodiscard]] side_of& side() const noexcept { return *side_; }
   void revoke() noexcept { side_->revoke(); }
 
   result<void> send(std::span<const std::byte> bytes, rank_id to, std::uint32_t tag, deadline by) {
@@ -93,12 +94,11 @@ class stream_ranks {
     llmmem_tests::check(cudaEventSynchronize(received_), "cudaEventSynchronize");
   }
 
-  side_of* side_;
+  Side* side_;
   cudaStream_t stream_;
   cudaEvent_t sent_ = nullptr;
   cudaEvent_t received_ = nullptr;
 };
-static_assert(transport<stream_ranks>);
 
 }  // namespace device_state_tests
 
@@ -106,13 +106,14 @@ namespace {
 
 using namespace llmmem;
 using namespace llmmem_tests;
-using device_state_tests::side_of;
 using device_state_tests::stream_ranks;
+using side_of = communicator<testing::sim_endpoint>;
+static_assert(transport<stream_ranks<side_of>>);
 
 using worked_memory = kernel_space<device_space, device_queue, device_executor>;
 static_assert(working_space<worked_memory>);
-static_assert(messages_after_work_of<stream_ranks, worked_memory>);
-using device_state = sharded_state<table_partition, stream_ranks, worked_memory>;
+static_assert(messages_after_work_of<stream_ranks<side_of>, worked_memory>);
+using device_state = sharded_state<table_partition, stream_ranks<side_of>, worked_memory>;
 using host_state = sharded_state<table_partition, side_of, host_space>;
 
 constexpr device_id first{0};
@@ -226,7 +227,7 @@ class rank_on_device {
   device_queue messages_;
   device_queue compute_;
   worked_memory space_;
-  stream_ranks ranks_;
+  stream_ranks<side_of> ranks_;
   host_space host_{{.budget = 1 << 22, .name = "rank"}};
   device_state there_;
   host_state here_;
@@ -244,12 +245,77 @@ void check_state(std::uint64_t seed) {
   });
 }
 
+/// Two passes of sums behind kernels, and the sums gathered ahead, by the thread of a queue: the calls of a
+/// training step, in which the host waits only for results.
+void check_step(std::uint64_t seed) {
+  constexpr std::uint32_t world = 3;
+  constexpr std::uint32_t layers = 4;
+  std::vector<tensor_facts> tensors;
+  for (std::uint32_t i = 0; i < layers; ++i)
+    tensors.push_back({"layer", tensor_shape::matrix(3 + i, 50), 4});
+  const table_partition who(flat_uneven::even(tensors, rank_count{world}));
+  const auto contribution = [&](std::uint32_t rank, std::uint32_t layer) {
+    std::vector<std::byte> made(static_cast<std::size_t>(tensors[layer].bytes()));
+    fill_numbers(made, seed + 100 * rank + layer, 4);
+    return made;
+  };
+  in_thread_world(world, [&](communicator<thread_endpoint>& side, host_space&, std::uint32_t self) {
+    device_space memory(device_pool_source<cuda_runtime>(first), {.budget = 1 << 22});
+    device_queue work(memory, first, {.depth = 4});
+    device_queue messages(memory, first, {.depth = 4});
+    device_queue compute(memory, first, {.depth = 4});
+    worked_memory space(memory, work, device_executor(work.stream()));
+    stream_ranks<communicator<thread_endpoint>> ranks(side, messages.stream());
+    sharded_state state(who, tensors, ranks, space, {.segment_bytes = 256});
+    operation_queue queue;
+    {
+      background_sums sums(state, queue, 2);
+      const auto done = [](std::span<const tensor_id>) {};
+      for (std::uint32_t layer = layers; layer-- > 0;) {
+        auto whole = state.allocate_whole(std::array{tensor_id{layer}}).value();
+        const auto mine = contribution(self, layer);
+        const std::span<std::byte> to = whole.tensor(0);
+        const auto written = compute.copy_in_async({to.data(), to.size()}, mine, {}).value();
+        work.follow({&written, 1}).value();
+        sums.begin(std::move(whole), sum_f32, done).value();
+      }
+      sums.finish(done).value();
+    }
+    std::vector<std::vector<tensor_id>> scopes;
+    std::vector<std::uint64_t> bytes;
+    std::vector<std::uint32_t> order;
+    std::vector<gather_use> uses;
+    for (std::uint32_t layer = 0; layer < layers; ++layer) {
+      scopes.push_back({tensor_id{layer}});
+      bytes.push_back(tensors[layer].bytes());
+      order.push_back(layer);
+      uses.push_back({layer, 1000});
+    }
+    gather_schedule ahead(state, queue, scopes, order,
+                          plan_gathers(bytes, uses, 1 << 14, {.bytes_per_second = 1'000'000'000}));
+    ahead.begin_iteration();
+    for (std::uint32_t layer = 0; layer < layers; ++layer) {
+      const auto lease = ahead.next().value();
+      std::vector<std::byte> expected = contribution(0, layer);
+      for (std::uint32_t rank = 1; rank < world; ++rank)
+        sum_f32.combine(expected.data(), contribution(rank, layer).data(), expected.size());
+      std::vector<std::byte> got(expected.size());
+      const std::span<std::byte> from = lease.whole().tensor(0);
+      compute.copy_out_async(got, {from.data(), from.size()}, {}).value().wait();
+      require(got == expected, "a sum behind kernels, gathered ahead", seed);
+    }
+    ahead.end_iteration().value();
+  });
+}
+
 }  // namespace
 
 int main() {
   require_device();
   for (const auto seed : seeds(44, 6))
     check_state(seed);
+  for (const auto seed : seeds(8, 2))
+    check_step(seed);
   std::printf("sharded_state: bits on a device equal to the host's\n");
   return 0;
 }
