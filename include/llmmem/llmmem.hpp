@@ -318,6 +318,7 @@
 #include <llmmem/sharding/tensor_shape.hpp>
 #include <llmmem/sharding/token_dispatch.hpp>
 #include <llmmem/sharding/whole_matrices.hpp>
+#include <llmmem/sharding/working_space.hpp>
 #include <llmmem/sharding/zero.hpp>
 #include <llmmem/space/buffer.hpp>
 #include <llmmem/space/concepts.hpp>

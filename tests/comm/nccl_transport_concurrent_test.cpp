@@ -327,8 +327,8 @@ TEST_SUITE("nccl_transport") {
     }
   }
 
-  // Its pieces and messages are of one space: on a device one of pinned memory, which both the host, which
-  // adds, and NCCL use. A `device_space` is refused when the program is compiled.
+  // Its pieces and messages are of one space: pinned memory, which both the host, which adds, and NCCL use.
+  // Of a state in device memory: device_state_concurrent_test.cpp.
   TEST_CASE("a sharded state gathers, sums and refreshes its tensors over NCCL") {
     for (std::uint32_t world = 1; world <= 4; ++world) {
       CAPTURE(world);

@@ -5,6 +5,11 @@
 #include <llmmem/comm/nccl_memory.hpp>
 #include <llmmem/comm/nccl_transport.hpp>
 #include <llmmem/comm/thread_network.hpp>
+#include <llmmem/device/cuda.hpp>
+#include <llmmem/kernels/device_executor.cuh>
+#include <llmmem/kernels/kernel_space.hpp>
+#include <llmmem/sharded_state.hpp>
+#include <llmmem/sharding/replicated.hpp>
 
 #include <cstddef>
 #include <cstdio>
@@ -51,6 +56,35 @@ void check_window(Ranks& ranks, const std::vector<float>& host) {
   expect(back == host, "a sum of one rank in a window is not what it was");
   expect(ranks.deregister_window(memory.bytes()), "deregister_window");
   expect(ranks.windows() == 0, "a window is left");
+}
+
+using worked_memory = kernel_space<device_space, device_queue, device_executor>;
+using nccl_ranks = nccl_transport<communicator<thread_endpoint>>;
+static_assert(messages_after_work_of<nccl_ranks, worked_memory>);
+static_assert(messages_after_work_of<rank_group<nccl_ranks>, worked_memory>);
+
+/// A state in the device's memory over NCCL: of one rank, so that kernels alone move bytes.
+void check_state(nccl_ranks& ranks, const std::vector<float>& host) {
+  device_space memory(device_pool_source<cuda_runtime>(device_id{0}), {.budget = std::uint64_t{1} << 24});
+  device_queue queue(memory, device_id{0});
+  worked_memory space(memory, queue, device_executor(queue.stream()));
+  const std::vector<tensor_facts> tensors{{"a", tensor_shape::vector(host.size()), 4}};
+  const sharding::replicated all(tensors, rank_count{1});
+  sharded_state state(all, tensors, ranks, space);
+  const float* const from = host.data();
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(from, host.size()));
+  const auto there = memory.try_allocate(bytes.size(), 256).value();
+  static_cast<void>(queue.copy_in_async(there, bytes, {}).value());
+  const std::vector<std::span<std::byte>> contribution{there.addresses()};
+  const std::vector scope{tensor_id{0}};
+  expect(state.reduce_scatter(scope, contribution, sum_f32), "a sum on the device");
+  memory.deallocate(there);
+  std::vector<float> back(host.size());
+  const auto whole = state.gather(scope);
+  expect(whole.has_value(), "a gather on the device");
+  llmmem_tests::check(cudaMemcpy(back.data(), whole->tensor(0).data(), bytes.size(), cudaMemcpyDeviceToHost),
+                      "copy down");
+  expect(back == host, "a state of one rank is not what it was");
 }
 
 }  // namespace
@@ -100,6 +134,7 @@ int main() {
     expect(ranks.broadcast(in, rank_id{0}, ranks.after(minute)), "broadcast");
     expect(barrier(ranks, {.by = ranks.after(minute)}), "barrier");
     check_window(ranks, host);
+    check_state(ranks, host);
 
     // The end of an epoch without a death: what NCCL does is revoked, and a fresh communicator follows.
     ranks.revoke();

@@ -277,6 +277,27 @@ TEST_SUITE("device_queue") {
     space.deallocate(room);
   }
 
+  TEST_CASE("a stream is finished when all of its work is done, and a wait refused once is tried again") {
+    fake_device device;
+    fake_space space = space_of(device);
+    fake_queue queue(space, here, {}, device);
+    const auto range = space.try_allocate(4096, 256).value();
+    const auto bytes = bytes_of_seed(4096, 1);
+    static_cast<void>(queue.copy_in_async(range, bytes, {}).value());
+    CHECK(std::memcmp(range.data, bytes.data(), 4096) != 0);
+    device.refuse_at = device.calls;
+    queue.finish().value();
+    CHECK(std::memcmp(range.data, bytes.data(), 4096) == 0);
+    device.refuse_at = device.calls;
+    device.refusals = 2;
+    CHECK(queue.finish().error() == failure{errc::device_failed, fake_device::refused, 0, 0, "device_queue"});
+    device.is_capturing = true;  // the wait would end the capture
+    CHECK(queue.finish().error() ==
+          failure{errc::device_failed, fake_device::not_ready, 0, 0, "device_queue"});
+    device.is_capturing = false;
+    space.deallocate(range);
+  }
+
   TEST_CASE("fences can be queried while a thread waits for a place") {
     fake_device device;
     refusals held;

@@ -88,6 +88,7 @@ def promised_of_items(name):
 # Of kernels that go item by item: the bytes of their accesses are an argument of the work; 0: these it has not.
 ITEMS = (
     (re.compile(r"::xor_parity_work<(\d+)u>"), lambda n: (n, n)),
+    (re.compile(r"::ordered_sum_work<(\d+)u,"), lambda n: (n, n)),
     (re.compile(r"::xor_delta_work<(\d+)u, \(\S*delta_use\)0>"), lambda n: (n, n)),
     (re.compile(r"::xor_delta_work<(\d+)u, \(\S*delta_use\)1>"), lambda n: (n, 0)),
     (re.compile(r"::apply_delta_work<(\d+)u>"), lambda n: (n, n)),

@@ -18,6 +18,7 @@
 #include <llmmem/kernels/merge_attention.hpp>
 #include <llmmem/kernels/muon_phases.hpp>
 #include <llmmem/kernels/optimizer_step.hpp>
+#include <llmmem/kernels/ordered_sum.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
@@ -200,6 +201,9 @@ result<void> all_check_kernels(cudaStream_t stream, std::span<const std::byte* c
   const device_executor run(stream);
   if (auto done = digest_kv_blocks(run, cache, numbers, digests, words.data()); !done) return done;
   if (auto done = xor_parity(run, shards, to, 1); !done) return done;
+  for (const dtype each : {dtype::f32, dtype::bf16, dtype::f16}) {
+    if (auto done = sum_in_order(run, each, shards, to, 4); !done) return done;
+  }
   if (auto done = xor_delta(run, to, to, to, 1, words); !done) return done;
   if (auto done = compare_dirty(run, to, to, 1, words); !done) return done;
   if (auto done = apply_delta(run, to, to, 1, words); !done) return done;

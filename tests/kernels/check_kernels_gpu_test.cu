@@ -1,9 +1,10 @@
-// Parity, deltas and checksums on a device, each against the host's run of the same work, and checksums
+// Parity, sums, deltas and checksums on a device, each against the host's run of the same work, and checksums
 // against the processor's own as well: every byte, bit and sum, also replayed from a graph.
 #include <llmmem/hash/crc32c.hpp>
 #include <llmmem/kernels/block_checksum.hpp>
 #include <llmmem/kernels/device_executor.cuh>
 #include <llmmem/kernels/host_executor.hpp>
+#include <llmmem/kernels/ordered_sum.hpp>
 #include <llmmem/kernels/xor_blocks.hpp>
 
 #include <algorithm>
@@ -68,6 +69,37 @@ void check_parity(std::uint64_t seed, cudaStream_t stream) {
   require(xor_parity(host_executor{}, here, expected.data() + 16 + skew, bytes).has_value(),
           "parity on the host", seed);
   require(parity.host() == expected, "the parity differs from the host's", seed);
+}
+
+/// Sums of any bits: infinities, subnormals and NaNs too.
+void check_sum(std::uint64_t seed, cudaStream_t stream) {
+  std::mt19937_64 random(seed);
+  constexpr dtype types[] = {dtype::f32, dtype::bf16, dtype::f16};
+  const dtype elements = types[random() % std::size(types)];
+  const std::uint64_t width = bits_of(elements) / 8;
+  const std::uint64_t bytes = any_length(random) / 8 / width * width;
+  const std::uint64_t count = 1 + random() % (random() % 5 == 0 ? 40 : 5);
+  const std::uint64_t skew = width * (random() % 3);
+  std::vector<std::vector<std::byte>> contents;
+  std::vector<device_array<std::byte>> parts;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    contents.push_back(any_bytes(bytes + 16, random));
+    parts.emplace_back(contents.back());
+  }
+  std::vector<const std::byte*> here;
+  std::vector<const std::byte*> there;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    here.push_back(contents[i].data() + skew);
+    there.push_back(parts[i].data() + skew);
+  }
+  std::vector<std::byte> expected(bytes + 64, poison);
+  const device_array<std::byte> sum(expected);
+  on_device(seed, stream, "sum", [&](const auto& run) {
+    return sum_in_order(run, elements, there, sum.data() + 16 + skew, bytes);
+  });
+  require(sum_in_order(host_executor{}, elements, here, expected.data() + 16 + skew, bytes).has_value(),
+          "a sum on the host", seed);
+  require(sum.host() == expected, "the sum differs from the host's", seed);
 }
 
 void check_delta(std::uint64_t seed, cudaStream_t stream) {
@@ -197,6 +229,7 @@ void check_tasks(std::uint64_t seed, cudaStream_t stream) {
 int main() {
   check_worlds(200, [](std::uint64_t seed, cudaStream_t stream) {
     check_parity(seed, stream);
+    check_sum(seed, stream);
     check_delta(seed, stream);
     check_pool(seed, stream);
     check_tasks(seed, stream);

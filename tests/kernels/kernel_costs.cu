@@ -19,6 +19,7 @@
 #include <llmmem/kernels/kv_gather.hpp>
 #include <llmmem/kernels/merge_attention.hpp>
 #include <llmmem/kernels/muon_phases.hpp>
+#include <llmmem/kernels/ordered_sum.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/plane_split.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
@@ -229,6 +230,11 @@ void count_differences(counting& count) {
     const std::array<const std::byte*, 3> shards{at(0), at(1), at(2)};
     count.add("xor_parity of three" + shape, 4 * bytes,
               [&](const auto& run) { return xor_parity(run, shards, at(3), bytes); });
+    for (const dtype each : {dtype::f32, dtype::bf16, dtype::f16}) {
+      if (skew == 1) continue;  // no float begins there
+      count.add("sum_in_order of three, " + std::string(name_of(each)) + shape, 4 * bytes,
+                [&](const auto& run) { return sum_in_order(run, each, shards, at(3), bytes); });
+    }
     count.add("compare_dirty" + shape, 2 * bytes,
               [&](const auto& run) { return compare_dirty(run, at(0), at(1), bytes, words); });
     count.add("xor_delta" + shape, 3 * bytes,

@@ -270,6 +270,21 @@ class fake_runtime {
     }
     return 0;
   }
+  /// What a kernel does when the stream comes to it.
+  llmmem::device_status launch(std::function<void()> kernel, stream on) const {
+    const std::lock_guard held(device_->mutex_);
+    if (const auto status = device_->call(); status != 0) return status;
+    device_->streams_.at(on)->work.emplace_back([kernel = std::move(kernel)] {
+      kernel();
+      return true;
+    });
+    return 0;
+  }
+  /// Some of what streams have been given is done, in any order.
+  void proceed(std::uint64_t things) const {
+    const std::lock_guard held(device_->mutex_);
+    device_->proceed(things);
+  }
   [[nodiscard]] bool takes_many(stream) const noexcept { return !device_->is_capturing; }
   [[nodiscard]] bool is_capturing(stream) const noexcept { return device_->is_capturing; }
   llmmem::device_status lock_pages(void* bytes, std::size_t count,

@@ -89,6 +89,8 @@ class nccl_transport {
   [[nodiscard]] rank_id rank() const noexcept { return channel_.side().rank(); }
   [[nodiscard]] rank_count world() const noexcept { return channel_.side().world(); }
   [[nodiscard]] deadline after(std::uint64_t ns) const noexcept { return channel_.side().after(ns); }
+  /// Returns the stream of its messages: work that the stream is given before a call is done before it.
+  [[nodiscard]] cudaStream_t stream() const noexcept { return marker_.stream(); }
   [[nodiscard]] const nccl_stats& stats() const noexcept { return stats_; }
   /// Whether there is a communicator of this epoch that calls can use.
   [[nodiscard]] bool is_ready() const noexcept {

@@ -4,6 +4,8 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/model/bf16.hpp>
+#include <llmmem/model/dtype.hpp>
+#include <llmmem/model/f16.hpp>
 
 #include <array>
 #include <bit>
@@ -23,6 +25,10 @@ struct reduce_op {
 
   function combine = nullptr;
   std::uint32_t element_bytes = 1;
+  /// Whether it adds `elements`, each sum rounded to nearest even. A device cannot call `combine`: it
+  /// computes the sums that these two name.
+  bool is_sum = false;
+  dtype elements = dtype::int8;  ///< the type, of a sum
 };
 
 namespace detail {
@@ -56,7 +62,9 @@ inline constexpr reduce_op sum_f32{
         [](std::byte* into, const std::byte* from, std::size_t bytes) noexcept {
           detail::combine_elements<float>(into, from, bytes, [](float a, float b) { return a + b; });
         },
-    .element_bytes = 4};
+    .element_bytes = 4,
+    .is_sum = true,
+    .elements = dtype::f32};
 
 /// The sum of bfloat16s, each sum rounded to nearest even: for many ranks, better widened first.
 inline constexpr reduce_op sum_bf16{
@@ -68,7 +76,23 @@ inline constexpr reduce_op sum_bf16{
             return bf16_from_f32_bits(std::bit_cast<std::uint32_t>(sum));
           });
         },
-    .element_bytes = 2};
+    .element_bytes = 2,
+    .is_sum = true,
+    .elements = dtype::bf16};
+
+/// The sum of halves, each sum rounded to nearest even.
+inline constexpr reduce_op sum_f16{
+    .combine =
+        [](std::byte* into, const std::byte* from, std::size_t bytes) noexcept {
+          detail::combine_elements<std::uint16_t>(into, from, bytes, [](std::uint16_t a, std::uint16_t b) {
+            const float sum =
+                std::bit_cast<float>(f32_from_f16_bits(a)) + std::bit_cast<float>(f32_from_f16_bits(b));
+            return f16_from_f32_bits(std::bit_cast<std::uint32_t>(sum));
+          });
+        },
+    .element_bytes = 2,
+    .is_sum = true,
+    .elements = dtype::f16};
 
 /// Exclusive or: parity.
 inline constexpr reduce_op xor_bytes{

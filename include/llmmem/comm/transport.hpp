@@ -56,6 +56,12 @@ class rank_group {
     return rank_count{static_cast<std::uint32_t>(members_.size())};
   }
   [[nodiscard]] deadline after(std::uint64_t ns) const noexcept { return beneath_->after(ns); }
+  /// Returns the stream of the underlying transport's messages, if they are on one.
+  [[nodiscard]] auto stream() const noexcept
+    requires requires(const T& ranks) { ranks.stream(); }
+  {
+    return beneath_->stream();
+  }
   /// Returns the rank in the underlying transport.
   [[nodiscard]] rank_id beneath(rank_id rank) const noexcept { return members_[to_index(rank)]; }
 

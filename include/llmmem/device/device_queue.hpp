@@ -116,6 +116,17 @@ class basic_device_queue {
     return {};
   }
 
+  /// Waits until its stream has done all that it was given, and memory of that work may be freed. A wait that
+  /// the driver refuses is tried once more. `errc::device_failed`, index the status, if the device reports an
+  /// error, which is then lost; or during a capture of the stream.
+  [[nodiscard]] result<void> finish() noexcept {
+    device_status status = Runtime::not_ready;
+    for (int tries = 0; tries < 2 && status != 0 && !runtime_.is_capturing(stream_); ++tries)
+      status = runtime_.wait_stream(stream_);
+    if (status == 0) return {};
+    return failure{errc::device_failed, status, 0, 0, name()};
+  }
+
   [[nodiscard]] typename Runtime::stream stream() const noexcept { return stream_; }
 
  private:

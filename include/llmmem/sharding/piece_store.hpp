@@ -7,6 +7,7 @@
 #include <llmmem/error.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/sharding/detail/sharded_state_parts.hpp>
+#include <llmmem/sharding/detail/state_bytes.hpp>
 #include <llmmem/sharding/ids.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/tiering/access.hpp>
@@ -40,7 +41,8 @@ concept piece_store = requires(P& pieces, std::uint32_t piece, access_mode mode)
   { pieces.discard(piece) } -> std::same_as<result<void>>;
 };
 
-/// Pieces in one range of a space, always resident. They begin with zeros.
+/// Pieces in one range of a space, always resident. They begin with zeros. The constructor waits until they
+/// do.
 ///
 /// @par Complexity      every call O(1).
 /// @par Thread safety   any thread may hold and release.
@@ -50,12 +52,16 @@ class resident_pieces {
   static constexpr bool is_resident = true;
 
   /// @param offsets  of each piece in the range. @param bytes of the range.
-  /// @throws out_of_memory  when the space lacks them.
+  /// @throws out_of_memory  when the space lacks them, and what a space's refusal to clear them throws.
   resident_pieces(Space& space, std::vector<std::uint64_t> offsets, std::span<const std::uint64_t> /*sizes*/,
                   std::uint64_t bytes, std::uint64_t alignment)
       : offsets_(std::move(offsets)) {
     all_.take(space, bytes, alignment).value();
-    if (bytes != 0) std::memset(all_.data(), 0, bytes);
+    if (bytes == 0) return;
+    detail::state_bytes<Space> work(space);
+    const detail::finished_work done_before_they_go(work);
+    work.clear(all_.data(), bytes).value();
+    work.finish().value();
   }
 
   [[nodiscard]] std::byte* data(std::uint32_t piece) const noexcept { return all_.data() + offsets_[piece]; }

@@ -10,11 +10,13 @@
 #include <llmmem/result.hpp>
 #include <llmmem/sharding/concepts.hpp>
 #include <llmmem/sharding/detail/sharded_state_parts.hpp>
+#include <llmmem/sharding/detail/state_bytes.hpp>
 #include <llmmem/sharding/element_runs.hpp>
 #include <llmmem/sharding/ids.hpp>
 #include <llmmem/sharding/piece_store.hpp>
 #include <llmmem/sharding/sharded_wires.hpp>
 #include <llmmem/sharding/tensor_shape.hpp>
+#include <llmmem/sharding/working_space.hpp>
 #include <llmmem/space/concepts.hpp>
 #include <llmmem/tiering/access.hpp>
 
@@ -92,7 +94,6 @@ class whole_tensors {
 
  private:
   template <partition P, transport T, memory_space S, piece_store M>
-    requires(S::is_host_accessible)
   friend class sharded_state;
 
   std::vector<tensor_id> scope_{};
@@ -115,7 +116,6 @@ class piece_lease {
 
  private:
   template <partition P, transport T, memory_space S, piece_store M>
-    requires(S::is_host_accessible)
   friend class sharded_state;
 
   held_pieces_of<Pieces> held_{};
@@ -178,13 +178,30 @@ class piece_lease {
 ///     auto mine = weights.lease(tensor_id{3}, access_mode::read_write).value();   // in tier 0 until it ends
 ///     update(mine.owned());
 ///
+/// **Pieces on a device.** Given a `kernel_space` (kernels/kernel_space.hpp) and an `nccl_transport`, pieces,
+/// whole tensors and staging are in the device's memory: kernels on the space's stream pack and add, NCCL
+/// sends, and the host copies no byte. Spans are then addresses of the device.
+///
+///     kernel_space space(memory, queue, device_executor(queue.stream()));
+///     sharded_state weights(zero.of(state_kind::weights), tensors, nccl_ranks, space);
+///
+/// - Every call waits on the host until its work is done, as for pieces in memory: its results may be used on
+///   any stream, and `gather_schedule` and `background_sums` overlap it from the thread of their queue.
+/// - Before a call that reads or writes what another stream still uses, let the space's stream wait for that
+///   stream: `queue.follow`. Whole tensors end after the kernels that use them.
+/// - The transport's stream may be the space's, which saves an event for each message. Neither may be
+///   captured into a graph.
+/// - Sums have the host's bits, and are `sum_f32`, `sum_bf16` or `sum_f16`; a sum that is a NaN has the bits
+///   that devices produce. Wires and pieces in tiers need the host, and are refused.
+///
 /// @tparam Partition  copied.
-/// @tparam Space      of memory that the host can access. Gathered buffers, staging and resident pieces come
-///                    from it.
+/// @tparam Space      of memory that the host can access, or a `working_space`. Gathered buffers, staging and
+///                    resident pieces come from it.
 /// @tparam Pieces     where pieces are: `resident_pieces`, or `leased_pieces` over a buffer.
 /// @par Complexity      an operation takes O(runs) of the pieces involved in addition to its bytes, which
 ///                      each side copies at most once if runs are strided, and never if they are flat ranges.
-///                      An operation that sums takes memory for N + 2 messages in addition.
+///                      An operation that sums takes memory for N + 2 messages in addition; on a device,
+///                      up to 15 bytes for each in addition.
 /// @par Thread safety   one thread for operations, which use the transport; `local` and `owned` read nothing
 ///                      that changes; the caller does not access what an operation in flight reads or writes.
 ///                      Operations on pieces in tiers lease them on the calling thread, except those that
@@ -192,18 +209,33 @@ class piece_lease {
 ///                      `whole_bytes` at any time.
 /// @par Errors          the constructor throws `argument_error` for a catalogue or a transport that does not
 ///                      match the partition, and for wires with tensors that are not floats, with more ranks
-///                      in the transport than in the partition, or that `check_wires` refuses;
+///                      in the transport than in the partition, on a device, or that `check_wires`
+///                      refuses;
 ///                      `length_error` past 2^63 - 1 bytes, `out_of_memory` if the space lacks space for the
-///                      pieces. Sums over a wire throw `argument_error` for another operation than `sum_f32`.
+///                      pieces. Sums over a wire throw `argument_error` for another operation than `sum_f32`,
+///                      and sums on a device for an operation that is no sum of floats.
 ///                      Operations return the transport's failure, the space's shortage,
 ///                      `errc::no_such_tensor` for unknown ids and `errc::size_mismatch` for elements that do
-///                      not match the operation: for the last two, nothing was sent.
+///                      not match the operation: for the last two, nothing was sent. On a device also
+///                      `errc::device_failed`: the operation ends for all ranks, and no work is in flight
+///                      unless the device is lost. A queue that was refused a wait refuses all later marks:
+///                      make another one for the next state.
 /// @par Source          Rajbhandari et al. 2020, "ZeRO", arXiv 1910.02054; hierarchical: Wang et al. 2023,
 ///                      "ZeRO++", arXiv 2306.10209.
 template <partition Partition, transport Transport, memory_space Space,
           piece_store Pieces = resident_pieces<Space>>
-  requires(Space::is_host_accessible)
 class sharded_state {
+  static_assert(
+      Space::is_host_accessible || working_space<Space>,
+      "the host cannot access this space: give the state a kernel_space of it (kernels/kernel_space.hpp), "
+      "which copies and adds its bytes");
+  static_assert(!working_space<Space> || messages_after_work_of<Transport, Space>,
+                "pieces on a device need a transport of device memory, whose stream can wait for the space's "
+                "work: nccl_transport");
+  static_assert(
+      Space::is_host_accessible || Pieces::is_resident,
+      "pieces in tiers begin as zeros that the host writes: a state on a device keeps resident pieces");
+
  public:
   using partition_type = Partition;
   using transport_type = Transport;
@@ -303,7 +335,8 @@ class sharded_state {
   /// The same, and then all holders receive the sum: `reduce_scatter`, `refresh`.
   result<void> all_reduce(const whole& contribution, const reduce_op& op) {
     if (auto done = reduce_scatter(contribution, op); !done) return done;
-    return share_sums(contribution.scope());
+    if constexpr (Space::is_host_accessible) return share_sums(contribution.scope());
+    return refresh(contribution.scope());
   }
 
   /// Updates the elements that a rank holds and does not own, from their owners: weights after the update of
@@ -324,7 +357,6 @@ class sharded_state {
 
  private:
   template <partition P, transport T, memory_space S, piece_store M>
-    requires(S::is_host_accessible)
   friend class sharded_state;
 
   /// The offsets of pieces in memory, or only their lengths.
@@ -378,7 +410,8 @@ class sharded_state {
   }
   [[nodiscard]] result<whole> make_whole(std::span<const tensor_id> scope, access_mode of_pieces,
                                          bool copies_pieces = false);
-  void copy_own(const whole& into) noexcept;
+  /// Copies this rank's pieces into the buffer.
+  [[nodiscard]] result<void> copy_own(const whole& into);
   [[nodiscard]] bool moves_in_refresh(tensor_id tensor) const noexcept;
 
   /// Gathers among ranks 0 to `world` - 1 of `ranks`; rank r provides `from(tensor, r)` and already has
@@ -402,10 +435,17 @@ class sharded_state {
                                         std::span<const tensor_id> scope,
                                         std::span<const std::span<std::byte>> contribution,
                                         const reduce_op& op, deadline by);
+  [[nodiscard]] result<std::byte*> pack(const detail::scattered_bytes& from, std::uint64_t at,
+                                        std::uint64_t bytes, detail::held_range<Space>& room,
+                                        std::uint64_t most);
+  [[nodiscard]] result<void> unpack(const detail::scattered_bytes& to, const std::byte* from,
+                                    std::uint64_t at, std::uint64_t bytes);
   [[nodiscard]] result<std::byte*> stage(detail::held_range<Space>& room, std::uint64_t bytes);
+  [[nodiscard]] result<void> end(result<void> done) noexcept;
 
   // Over a wire.
   void take_wires();
+  void take_host_wires();
   /// Whether each element of the scope is in one rank's `from` alone, and each rank has nothing else.
   template <class From, class Has>
   [[nodiscard]] bool is_split(std::uint32_t world, std::span<const tensor_id> scope, const From& from,
@@ -415,15 +455,16 @@ class sharded_state {
   [[nodiscard]] result<void> gather_wired(Ranks& ranks, std::uint32_t world, const wire_form& wire,
                                           std::uint32_t node_ranks, moved_bytes& counted, const Fill& fill);
   [[nodiscard]] result<void> share_sums(std::span<const tensor_id> scope);
+  [[nodiscard]] result<void> share_wired_sums(std::span<const tensor_id> scope);
   [[nodiscard]] result<void> sum_wired(std::span<const tensor_id> scope,
                                        std::span<const std::span<std::byte>> contribution,
                                        const reduce_op& op);
-  void end_stage() noexcept;
 
   Partition layout_;
   std::vector<tensor_facts> facts_;
   Transport* ranks_;
   Space* space_;
+  detail::state_bytes<Space> bytes_;
   sharded_options options_;
   std::vector<element_runs> local_{};  // of this rank, by tensor
   std::vector<element_runs> owned_{};
@@ -438,6 +479,7 @@ class sharded_state {
   detail::scattered_bytes out_{};
   detail::scattered_bytes in_{};
   detail::scattered_bytes own_{};
+  std::vector<const std::byte*> parts_{};
   detail::held_range<Space> out_stage_{};
   detail::held_range<Space> in_stage_{};
   detail::held_range<Space> own_stage_{};

@@ -17,7 +17,6 @@ namespace llmmem {
 inline namespace v0 {
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partition& layout,
                                                                   std::span<const tensor_facts> tensors,
                                                                   Transport& ranks, Space& space,
@@ -27,6 +26,7 @@ sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partitio
       facts_(tensors.begin(), tensors.end()),
       ranks_(&ranks),
       space_(&space),
+      bytes_(space),
       options_(std::move(options)),
       places_(place_pieces()),
       pieces_(space, places_.offsets, places_.sizes, places_.bytes, options_.alignment),
@@ -36,7 +36,6 @@ sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partitio
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 template <class Store>
   requires std::same_as<Pieces, leased_pieces<Store>>
 sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partition& layout,
@@ -47,6 +46,7 @@ sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partitio
       facts_(tensors.begin(), tensors.end()),
       ranks_(&ranks),
       space_(&space),
+      bytes_(space),
       options_(std::move(options)),
       places_(place_pieces()),
       pieces_(store, places_.sizes),
@@ -57,7 +57,6 @@ sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partitio
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 typename sharded_state<Partition, Transport, Space, Pieces>::piece_places
 sharded_state<Partition, Transport, Space, Pieces>::place_pieces() {
   detail::check_catalogue(layout_, facts_, options_.name.c_str());
@@ -98,7 +97,6 @@ sharded_state<Partition, Transport, Space, Pieces>::place_pieces() {
 // Pieces
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<held_pieces_of<Pieces>> sharded_state<Partition, Transport, Space, Pieces>::hold(
     std::span<const tensor_id> scope, access_mode mode) {
   if (auto fits = check(scope); !fits) return fits.error();
@@ -110,7 +108,6 @@ result<held_pieces_of<Pieces>> sharded_state<Partition, Transport, Space, Pieces
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<held_pieces_of<Pieces>> sharded_state<Partition, Transport, Space, Pieces>::hold_for_sum(
     std::span<const tensor_id> scope) {
   if (auto fits = check(scope); !fits) return fits.error();
@@ -118,7 +115,6 @@ result<held_pieces_of<Pieces>> sharded_state<Partition, Transport, Space, Pieces
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 template <class Visit>
 result<held_pieces_of<Pieces>> sharded_state<Partition, Transport, Space, Pieces>::hold_owned(
     std::span<const tensor_id> scope, const Visit& visit) {
@@ -135,7 +131,6 @@ result<held_pieces_of<Pieces>> sharded_state<Partition, Transport, Space, Pieces
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<held_pieces_of<Pieces>> sharded_state<Partition, Transport, Space, Pieces>::begin(
     std::span<const tensor_id> scope, access_mode mode) const {
   hold_type held(pieces_);
@@ -151,7 +146,6 @@ result<held_pieces_of<Pieces>> sharded_state<Partition, Transport, Space, Pieces
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<piece_lease<Pieces>> sharded_state<Partition, Transport, Space, Pieces>::lease(tensor_id tensor,
                                                                                       access_mode mode) {
   if (to_index(tensor) >= facts_.size())
@@ -166,7 +160,6 @@ result<piece_lease<Pieces>> sharded_state<Partition, Transport, Space, Pieces>::
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<void> sharded_state<Partition, Transport, Space, Pieces>::hold_again(whole& gathered) {
   if constexpr (!Pieces::is_resident) {
     if (gathered.copies_pieces_) return {};
@@ -184,7 +177,6 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::hold_again(whol
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<void> sharded_state<Partition, Transport, Space, Pieces>::discard(tensor_id tensor) {
   if (to_index(tensor) >= facts_.size())
     return refuse(errc::no_such_tensor, to_index(tensor), to_index(tensor), facts_.size());
@@ -192,7 +184,6 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::discard(tensor_
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 sharded_stats sharded_state<Partition, Transport, Space, Pieces>::stats() const noexcept {
   sharded_stats told = stats_;
   told.whole_bytes = wholes_.now.load(std::memory_order_relaxed);
@@ -201,7 +192,6 @@ sharded_stats sharded_state<Partition, Transport, Space, Pieces>::stats() const 
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<void> sharded_state<Partition, Transport, Space, Pieces>::check(
     std::span<const tensor_id> scope) const noexcept {
   if (!is_member()) {
@@ -215,14 +205,12 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::check(
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, Pieces>::allocate_whole(
     std::span<const tensor_id> scope) {
   return make_whole(scope, access_mode::write);
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, Pieces>::make_whole(
     std::span<const tensor_id> scope, access_mode of_pieces, bool copies_pieces) {
   if (auto fits = check(scope); !fits) return fits.error();
@@ -253,8 +241,7 @@ result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, 
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
-void sharded_state<Partition, Transport, Space, Pieces>::copy_own(const whole& into) noexcept {
+result<void> sharded_state<Partition, Transport, Space, Pieces>::copy_own(const whole& into) {
   for (std::size_t i = 0; i < into.size(); ++i) {
     const tensor_id tensor = into.scope_[i];
     if (local_[to_index(tensor)].empty() || into.tensors_[i].data() == address(tensor)) continue;
@@ -262,16 +249,16 @@ void sharded_state<Partition, Transport, Space, Pieces>::copy_own(const whole& i
     const std::uint64_t width = facts_[to_index(tensor)].element_bytes;
     const std::byte* from = address(tensor);
     for (std::uint64_t run = 0; run < mine.count; ++run) {
-      std::memcpy(into.tensors_[i].data() + (mine.begin + run * mine.stride) * width, from, mine.run * width);
+      bytes_.copy(into.tensors_[i].data() + (mine.begin + run * mine.stride) * width, from, mine.run * width);
       from += mine.run * width;
     }
   }
+  return bytes_.run();
 }
 
 // Operations
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, Pieces>::gather(
     std::span<const tensor_id> scope) {
   const detail::named_range range("sharded_state gather");
@@ -282,7 +269,6 @@ result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, 
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, Pieces>::gather_within(
     rank_group<Transport>& node, std::span<const tensor_id> scope) {
   if (auto fits = check(scope); !fits) return fits.error();
@@ -294,7 +280,6 @@ result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, 
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<void> sharded_state<Partition, Transport, Space, Pieces>::check_group(
     rank_group<Transport>& node, std::span<const tensor_id> scope) const {
   const std::uint32_t members = to_number(node.world());
@@ -323,13 +308,15 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::check_group(
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 template <class Ranks, class From, class Has>
 result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, Pieces>::gather_among(
     Ranks& ranks, std::uint32_t world, std::span<const tensor_id> scope, const From& from, const Has& has) {
   // What the wire restores replaces this rank's own elements too, in a copy.
-  const bool is_wired = !options_.wires.has_plain_gathers() && world > 1 && check(scope).has_value() &&
-                        is_split(world, scope, from, has);
+  bool is_wired = false;
+  if constexpr (Space::is_host_accessible) {
+    is_wired = !options_.wires.has_plain_gathers() && world > 1 && check(scope).has_value() &&
+               is_split(world, scope, from, has);
+  }
   auto made = make_whole(scope, access_mode::read, is_wired);
   if (!made) {
     // Other ranks are about to wait for this one; but an argument error that all ranks find ends nothing.
@@ -338,24 +325,30 @@ result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, 
   }
   const auto held = begin(scope, access_mode::read);
   if (!held) return held.error();
-  copy_own(*made);
+  const detail::finished_work before_the_buffer_goes(bytes_);
+  if (auto copied = copy_own(*made); !copied) {
+    if (world > 1) ranks.revoke();
+    return end(copied).error();
+  }
   ++stats_.gathers.calls;
   const std::uint32_t self = to_index(ranks.rank());
-  if (is_wired) {
-    const auto fill = [&](std::uint32_t rank, detail::scattered_bytes& to) {
-      for (std::size_t i = 0; i < scope.size(); ++i) {
-        const element_runs part = from(scope[i], rank);
-        intersect(part, part, [&](std::uint64_t first, std::uint64_t count) {
-          add_from_whole(to, scope[i], made->tensor(i), first, count);
-        });
-      }
-    };
-    const bool is_world = std::is_same_v<Ranks, Transport>;
-    const std::uint32_t node_ranks = is_world ? options_.wires.node_ranks : 0;
-    if (auto done = gather_wired(ranks, world, options_.wires.gather, node_ranks, stats_.gathers, fill);
-        !done)
-      return done.error();
-    return made;
+  if constexpr (Space::is_host_accessible) {
+    if (is_wired) {
+      const auto fill = [&](std::uint32_t rank, detail::scattered_bytes& to) {
+        for (std::size_t i = 0; i < scope.size(); ++i) {
+          const element_runs part = from(scope[i], rank);
+          intersect(part, part, [&](std::uint64_t first, std::uint64_t count) {
+            add_from_whole(to, scope[i], made->tensor(i), first, count);
+          });
+        }
+      };
+      const bool is_world = std::is_same_v<Ranks, Transport>;
+      const std::uint32_t node_ranks = is_world ? options_.wires.node_ranks : 0;
+      if (auto done = gather_wired(ranks, world, options_.wires.gather, node_ranks, stats_.gathers, fill);
+          !done)
+        return done.error();
+      return made;
+    }
   }
   const auto fill_out = [&](std::uint32_t to) {
     for (const tensor_id each : scope) {
@@ -377,7 +370,6 @@ result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, 
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<void> sharded_state<Partition, Transport, Space, Pieces>::refresh(std::span<const tensor_id> scope) {
   const detail::named_range range("sharded_state refresh");
   if (auto fits = check(scope); !fits) return fits;
@@ -406,7 +398,6 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::refresh(std::sp
 
 /// Returns whether this rank holds elements that others own, or others hold elements that it owns.
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 bool sharded_state<Partition, Transport, Space, Pieces>::moves_in_refresh(tensor_id tensor) const noexcept {
   const std::size_t at = to_index(tensor);
   if (local_[at].elements() != owned_[at].elements()) return true;
@@ -421,7 +412,6 @@ bool sharded_state<Partition, Transport, Space, Pieces>::moves_in_refresh(tensor
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<void> sharded_state<Partition, Transport, Space, Pieces>::reduce_scatter(
     std::span<const tensor_id> scope, std::span<const std::span<std::byte>> contribution,
     const reduce_op& op) {
@@ -436,6 +426,11 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reduce_scatter(
     if (facts.bytes() != contribution[i].size())
       return refuse(errc::size_mismatch, to_index(scope[i]), facts.bytes(), contribution[i].size());
   }
+  if constexpr (!Space::is_host_accessible) {
+    if (!op.is_sum)
+      throw argument_error(options_.name +
+                           ": a device sums floats, bfloat16s and halves; pass sum_f32, sum_bf16 or sum_f16");
+  }
   const auto held =
       hold_owned(scope, [this](std::size_t at, std::byte* piece) noexcept { addresses_[at] = piece; });
   if (!held) {
@@ -443,13 +438,16 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reduce_scatter(
     return held.error();
   }
   ++stats_.reduces.calls;
-  if (world > 1 && !options_.wires.has_plain_sums()) return sum_wired(scope, contribution, op);
+  if constexpr (Space::is_host_accessible) {
+    if (world > 1 && !options_.wires.has_plain_sums()) return sum_wired(scope, contribution, op);
+  }
+  const detail::finished_work before_the_contribution_goes(bytes_);
   own_.clear();
   in_.clear();
   for (std::size_t i = 0; i < scope.size(); ++i) {
     const std::span<std::byte> into = owned_of(scope[i], address(scope[i]));
     if (world == 1) {  // a single rank owns all of it
-      if (!into.empty()) std::memmove(into.data(), contribution[i].data(), into.size());
+      if (!into.empty()) bytes_.copy(into.data(), contribution[i].data(), into.size());
       continue;
     }
     in_.add(into.data(), into.size());
@@ -458,7 +456,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reduce_scatter(
                 add_from_whole(own_, scope[i], contribution[i], first, count);
               });
   }
-  if (world == 1) return {};
+  if (world == 1) return end(bytes_.run());
   const std::uint64_t whole_elements = options_.segment_bytes / op.element_bytes;
   const std::uint64_t step = (whole_elements == 0 ? 1 : whole_elements) * op.element_bytes;
   std::uint64_t most = 0;
@@ -470,23 +468,21 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reduce_scatter(
   }
   const deadline by = ranks_->after(options_.patience_ns);
   for (std::uint64_t at = 0; at < most; at += step) {
-    if (auto done = sum_window(at, own_.left(at, step), step, scope, contribution, op, by); !done) {
-      end_stage();
-      return done;
-    }
+    if (auto done = sum_window(at, own_.left(at, step), step, scope, contribution, op, by); !done)
+      return end(done);
   }
-  end_stage();
-  return {};
+  return end({});
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<void> sharded_state<Partition, Transport, Space, Pieces>::sum_window(
     std::uint64_t at, std::uint64_t bytes, std::uint64_t step, std::span<const tensor_id> scope,
     std::span<const std::span<std::byte>> contribution, const reduce_op& op, deadline by) {
   const std::uint32_t world = to_number(layout_.world());
   const std::uint32_t self = to_index(rank());
-  const auto room = stage(in_stage_, world * bytes);  // the others' parts, and the sum
+  // The others' parts, and the sum.
+  const std::uint64_t apart = detail::next_multiple(bytes, decltype(bytes_)::part_alignment, "");
+  const auto room = stage(in_stage_, world * apart);
   if (!room) return room.error();
   for (std::uint32_t d = 1; d < world; ++d) {
     const std::uint32_t to = (self + d) % world;
@@ -498,33 +494,25 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::sum_window(
       });
     }
     const std::uint64_t sent = out_.left(at, step);
-    std::byte* goes = sent == 0 ? nullptr : out_.together(at, sent);
-    if (goes == nullptr && sent != 0) {
-      const auto packed = stage(out_stage_, out_.left(0, step));
-      if (!packed) return packed.error();
-      out_.copy_to(goes = *packed, at, sent);
-    }
-    const std::span<std::byte> into(*room + (d - 1) * bytes, bytes);
-    if (auto done = swap(*ranks_, {goes, sent}, to, into, (self + world - d) % world, by, stats_.reduces);
+    const auto goes =
+        sent == 0 ? result<std::byte*>(nullptr) : pack(out_, at, sent, out_stage_, out_.left(0, step));
+    if (!goes) return goes.error();
+    const std::span<std::byte> into(*room + (d - 1) * apart, bytes);
+    if (auto done = swap(*ranks_, {*goes, sent}, to, into, (self + world - d) % world, by, stats_.reduces);
         !done)
       return done;
   }
   if (bytes == 0) return {};
-  std::byte* mine = own_.together(at, bytes);
-  if (mine == nullptr) {
-    const auto packed = stage(own_stage_, bytes);
-    if (!packed) return packed.error();
-    own_.copy_to(mine = *packed, at, bytes);
-  }
-  const auto part = [&](std::uint32_t rank) {
-    return rank == self ? mine : *room + ((self + world - rank) % world - 1) * bytes;
-  };
-  std::byte* const sum = *room + (world - 1) * bytes;
-  std::memcpy(sum, part(0), bytes);
-  for (std::uint32_t rank = 1; rank < world; ++rank)
-    op.combine(sum, part(rank), bytes);
-  in_.copy_from(sum, at, bytes);
-  return {};
+  const auto mine = pack(own_, at, bytes, own_stage_, bytes);
+  if (!mine) return mine.error();
+  parts_.clear();
+  for (std::uint32_t rank = 0; rank < world; ++rank)
+    parts_.push_back(rank == self ? *mine : *room + ((self + world - rank) % world - 1) * apart);
+  std::byte* const sum = *room + (world - 1) * apart;
+  result<void> added = bytes_.add(op, parts_, sum, bytes);
+  if (added) added = unpack(in_, sum, at, bytes);
+  if (!added) ranks_->revoke();
+  return added;
 }
 
 }  // namespace v0

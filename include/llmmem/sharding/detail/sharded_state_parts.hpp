@@ -125,14 +125,26 @@ class scattered_bytes {
     const std::uint64_t skipped = from - it.before;
     return count <= it.bytes - skipped ? it.at + skipped : nullptr;
   }
+  /// Calls `visit(address, bytes)` for the places of bytes `from` to `from + count`, in order.
+  template <class Visit>
+  void each_part(std::uint64_t from, std::uint64_t count, Visit visit) const {
+    if (count == 0) return;
+    for (std::size_t i = part_of(from); count != 0; ++i) {
+      const std::uint64_t skipped = from - parts_[i].before;
+      const std::uint64_t some = parts_[i].bytes - skipped < count ? parts_[i].bytes - skipped : count;
+      visit(parts_[i].at + skipped, some);
+      from += some;
+      count -= some;
+    }
+  }
   void copy_to(std::byte* to, std::uint64_t from, std::uint64_t count) const noexcept {
-    each(from, count, [&](std::byte* at, std::uint64_t bytes) {
+    each_part(from, count, [&](std::byte* at, std::uint64_t bytes) {
       std::memcpy(to, at, bytes);
       to += bytes;
     });
   }
   void copy_from(const std::byte* source, std::uint64_t from, std::uint64_t count) const noexcept {
-    each(from, count, [&](std::byte* at, std::uint64_t bytes) {
+    each_part(from, count, [&](std::byte* at, std::uint64_t bytes) {
       std::memcpy(at, source, bytes);
       source += bytes;
     });
@@ -153,17 +165,6 @@ class scattered_bytes {
       (parts_[middle].before <= from ? low : high) = middle;
     }
     return low;
-  }
-  template <class Visit>
-  void each(std::uint64_t from, std::uint64_t count, Visit visit) const noexcept {
-    if (count == 0) return;
-    for (std::size_t i = part_of(from); count != 0; ++i) {
-      const std::uint64_t skipped = from - parts_[i].before;
-      const std::uint64_t some = parts_[i].bytes - skipped < count ? parts_[i].bytes - skipped : count;
-      visit(parts_[i].at + skipped, some);
-      from += some;
-      count -= some;
-    }
   }
 
   std::vector<part> parts_{};

@@ -13,7 +13,6 @@ namespace llmmem {
 inline namespace v0 {
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 template <partition To, memory_space S, piece_store M>
 result<void> sharded_state<Partition, Transport, Space, Pieces>::reshard_to(
     sharded_state<To, Transport, S, M>& next) const {
@@ -25,6 +24,10 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reshard_to(
                          " ranks over a transport of " + std::to_string(to_number(next.ranks_->world())) +
                          "; every rank that holds elements must be in the transport");
   }
+  static_assert(
+      S::is_host_accessible == Space::is_host_accessible,
+      "a reshard copies between pieces of one kind: the host can access those of both states, or of "
+      "neither");
   const live_reshard plan = reshard(facts_, layout_, next.layout_);
   for (std::uint32_t t = 0; t < facts_.size(); ++t) {
     if (facts_[t].element_bytes == next.facts_[t].element_bytes) continue;
@@ -75,9 +78,13 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reshard_to(
     for (const reshard_copy& copy : plan.kept) {
       if (!is_in_scope(copy) || holder(copy) != self) continue;
       copy.each_run([&](std::uint64_t source, std::uint64_t destination, std::uint64_t count) {
-        std::memcpy(to(copy, destination), from(copy, source),
-                    count * facts_[to_index(copy.tensor)].element_bytes);
+        next.bytes_.copy(to(copy, destination), from(copy, source),
+                         count * facts_[to_index(copy.tensor)].element_bytes);
       });
+    }
+    if (auto copied = next.bytes_.run(); !copied) {
+      next.ranks_->revoke();
+      return next.end(copied);
     }
     return next.trade(*next.ranks_, world, next.stats_.reshards, fill_out, fill_in);
   };
@@ -93,7 +100,6 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reshard_to(
 // Messages
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 template <class Ranks, class FillOut, class FillIn>
 result<void> sharded_state<Partition, Transport, Space, Pieces>::trade(Ranks& ranks, std::uint32_t world,
                                                                        moved_bytes& counted,
@@ -101,6 +107,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::trade(Ranks& ra
                                                                        const FillIn& fill_in) {
   const std::uint32_t self = to_index(ranks.rank());
   const deadline by = ranks.after(options_.patience_ns);
+  const detail::finished_work before_memory_goes(bytes_);
   // The n-th message of distance d is the same for sender and receiver: no ranks wait in a circle.
   for (std::uint32_t d = 1; d < world; ++d) {
     const std::uint32_t to = (self + d) % world;
@@ -111,18 +118,13 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::trade(Ranks& ra
     fill_in(from);
     const std::uint64_t most = out_.bytes() > in_.bytes() ? out_.bytes() : in_.bytes();
     for (std::uint64_t at = 0; at < most; at += options_.segment_bytes) {
-      if (auto done = trade_window(ranks, at, to, from, by, counted); !done) {
-        end_stage();
-        return done;
-      }
+      if (auto done = trade_window(ranks, at, to, from, by, counted); !done) return end(done);
     }
   }
-  end_stage();
-  return {};
+  return end({});
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 template <class Ranks>
 result<void> sharded_state<Partition, Transport, Space, Pieces>::trade_window(Ranks& ranks, std::uint64_t at,
                                                                               std::uint32_t to,
@@ -130,37 +132,68 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::trade_window(Ra
                                                                               moved_bytes& counted) {
   const std::uint64_t sent = out_.left(at, options_.segment_bytes);
   const std::uint64_t received = in_.left(at, options_.segment_bytes);
-  std::byte* goes = sent == 0 ? nullptr : out_.together(at, sent);
   std::byte* comes = received == 0 ? nullptr : in_.together(at, received);
   const bool is_unpacked = comes == nullptr && received != 0;
-  if (goes == nullptr && sent != 0) {
-    const auto packed = stage(out_stage_, out_.left(0, options_.segment_bytes));
-    if (!packed) return packed.error();
-    out_.copy_to(goes = *packed, at, sent);
-  }
+  const auto goes = sent == 0 ? result<std::byte*>(nullptr)
+                              : pack(out_, at, sent, out_stage_, out_.left(0, options_.segment_bytes));
+  if (!goes) return goes.error();
   if (is_unpacked) {
     const auto packed = stage(in_stage_, in_.left(0, options_.segment_bytes));
     if (!packed) return packed.error();
     comes = *packed;
   }
-  if (auto done = swap(ranks, {goes, sent}, to, {comes, received}, from, by, counted); !done) return done;
-  if (is_unpacked) in_.copy_from(comes, at, received);
-  return {};
+  if (auto done = swap(ranks, {*goes, sent}, to, {comes, received}, from, by, counted); !done) return done;
+  if (!is_unpacked) return {};
+  auto unpacked = unpack(in_, comes, at, received);
+  if (!unpacked) ranks.revoke();
+  return unpacked;
+}
+
+/// Returns bytes of a stream where they are, if they are contiguous; otherwise a copy of them in `room`.
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
+result<std::byte*> sharded_state<Partition, Transport, Space, Pieces>::pack(
+    const detail::scattered_bytes& from, std::uint64_t at, std::uint64_t bytes,
+    detail::held_range<Space>& room, std::uint64_t most) {
+  if (std::byte* const together = from.together(at, bytes); together != nullptr) return together;
+  const auto packed = stage(room, most);
+  if (!packed) return packed.error();
+  std::byte* to = *packed;
+  from.each_part(at, bytes, [&](std::byte* part, std::uint64_t count) {
+    bytes_.copy(to, part, count);
+    to += count;
+  });
+  if (auto copied = bytes_.run(); !copied) {
+    ranks_->revoke();
+    return copied.error();
+  }
+  return *packed;
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
+result<void> sharded_state<Partition, Transport, Space, Pieces>::unpack(const detail::scattered_bytes& to,
+                                                                        const std::byte* from,
+                                                                        std::uint64_t at,
+                                                                        std::uint64_t bytes) {
+  to.each_part(at, bytes, [&](std::byte* part, std::uint64_t count) {
+    bytes_.copy(part, from, count);
+    from += count;
+  });
+  return bytes_.run();
+}
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
 template <class Ranks>
 result<void> sharded_state<Partition, Transport, Space, Pieces>::swap(
     Ranks& ranks, std::span<const std::byte> out, std::uint32_t to, std::span<std::byte> into,
     std::uint32_t from, deadline by, moved_bytes& counted) {
-  result<void> done;
-  if (!out.empty() && !into.empty()) {
-    done = ranks.exchange(out, rank_id{to}, into, rank_id{from}, options_.tag, by);
-  } else if (!out.empty()) {
+  if (out.empty() && into.empty()) return {};
+  result<void> done = bytes_.precede(ranks);
+  if (done && into.empty()) {
     done = ranks.send(out, rank_id{to}, options_.tag, by);
-  } else if (!into.empty()) {
+  } else if (done && out.empty()) {
     done = ranks.recv(into, rank_id{from}, options_.tag, by);
+  } else if (done) {
+    done = ranks.exchange(out, rank_id{to}, into, rank_id{from}, options_.tag, by);
   }
   if (!done) {
     ranks.revoke();
@@ -173,11 +206,13 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::swap(
 
 /// Takes memory of the space for the length of an operation; a rank without space ends the operation for all.
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<std::byte*> sharded_state<Partition, Transport, Space, Pieces>::stage(detail::held_range<Space>& room,
                                                                              std::uint64_t bytes) {
   if (room.bytes() >= bytes) return room.data();
-  if (auto had = room.take(*space_, bytes, options_.alignment); !had) {
+  result<void> had;
+  if (room.bytes() != 0) had = bytes_.finish();  // work may still use the earlier range
+  if (had) had = room.take(*space_, bytes, options_.alignment);
+  if (!had) {
     ranks_->revoke();
     return had.error();
   }
@@ -186,12 +221,20 @@ result<std::byte*> sharded_state<Partition, Transport, Space, Pieces>::stage(det
   return room.data();
 }
 
+/// Ends an operation: waits for its work, then frees its memory. Returns the operation's outcome, or else
+/// that of the wait.
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
-void sharded_state<Partition, Transport, Space, Pieces>::end_stage() noexcept {
+result<void> sharded_state<Partition, Transport, Space, Pieces>::end(result<void> done) noexcept {
+  const auto finished = bytes_.finish();
+  // Work of a lost device may not have ended: the next operation, or the end of the state, frees its memory.
+  if (!finished) {
+    ranks_->revoke();
+    return done ? finished : done;
+  }
   out_stage_.reset();
   in_stage_.reset();
   own_stage_.reset();
+  return done;
 }
 
 }  // namespace v0

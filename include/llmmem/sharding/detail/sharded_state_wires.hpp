@@ -114,10 +114,21 @@ class scattered_ends {
 }  // namespace detail
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 void sharded_state<Partition, Transport, Space, Pieces>::take_wires() {
   const sharded_wires& wires = options_.wires;
   if (wires.is_plain()) return;
+  if constexpr (!Space::is_host_accessible) {
+    throw argument_error(options_.name +
+                         ": wires encode and decode on the host, which cannot access this space; use plain "
+                         "wires, the default");
+  } else {
+    take_host_wires();
+  }
+}
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
+void sharded_state<Partition, Transport, Space, Pieces>::take_host_wires() {
+  const sharded_wires& wires = options_.wires;
   check_wires(wires, to_number(layout_.world()), options_.name);
   if (layout_.world() != ranks_->world()) {
     throw argument_error(options_.name + ": wires for a partition of " +
@@ -141,7 +152,6 @@ void sharded_state<Partition, Transport, Space, Pieces>::take_wires() {
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 template <class From, class Has>
 bool sharded_state<Partition, Transport, Space, Pieces>::is_split(std::uint32_t world,
                                                                   std::span<const tensor_id> scope,
@@ -158,7 +168,6 @@ bool sharded_state<Partition, Transport, Space, Pieces>::is_split(std::uint32_t 
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 template <class Ranks, class Fill>
 result<void> sharded_state<Partition, Transport, Space, Pieces>::gather_wired(
     Ranks& ranks, std::uint32_t world, const wire_form& wire, std::uint32_t node_ranks, moved_bytes& counted,
@@ -217,12 +226,10 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::gather_wired(
         in_.copy_from(reinterpret_cast<const std::byte*>(values.data()), 4 * at, values.size_bytes());
     });
   }
-  end_stage();
-  return done;
+  return end(done);
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<void> sharded_state<Partition, Transport, Space, Pieces>::share_sums(
     std::span<const tensor_id> scope) {
   const std::uint32_t world = to_number(layout_.world());
@@ -234,6 +241,12 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::share_sums(
     return true;
   });
   if (options_.wires.has_plain_sums() || world == 1 || !is_whole) return refresh(scope);
+  return share_wired_sums(scope);
+}
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
+result<void> sharded_state<Partition, Transport, Space, Pieces>::share_wired_sums(
+    std::span<const tensor_id> scope) {
   const auto held = begin(scope, access_mode::read_write);
   if (!held) return held.error();
   ++stats_.refreshes.calls;
@@ -244,12 +257,11 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::share_sums(
                 [&](std::uint64_t first, std::uint64_t count) { add_from_piece(to, each, first, count); });
     }
   };
-  return gather_wired(*ranks_, world, options_.wires.of_sums(), options_.wires.node_ranks, stats_.refreshes,
-                      fill);
+  return gather_wired(*ranks_, to_number(layout_.world()), options_.wires.of_sums(),
+                      options_.wires.node_ranks, stats_.refreshes, fill);
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-  requires(Space::is_host_accessible)
 result<void> sharded_state<Partition, Transport, Space, Pieces>::sum_wired(
     std::span<const tensor_id> scope, std::span<const std::span<std::byte>> contribution,
     const reduce_op& op) {
@@ -286,8 +298,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::sum_wired(
   detail::counted_ranks<Transport> counting(*ranks_, stats_.reduces);
   const collective_call call{.by = ranks_->after(options_.patience_ns), .tag = options_.tag};
   auto done = sum.run(counting, ends, {*room, sum.scratch_bytes()}, call);
-  end_stage();
-  return done;
+  return end(done);
 }
 
 }  // namespace v0
