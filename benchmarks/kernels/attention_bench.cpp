@@ -3,7 +3,7 @@
 //   attend/<cache's type or named form>/<query heads for each of the cache's>/<path>
 //                  8 sequences over a cache of LLMMEM_BENCH_ATTENTION_MIB (256) with 8 heads of 128, in
 //                  blocks of 16 tokens in random order
-//   integers/...   the same by integer dots
+//   integers/...   the same by integer dots; amx is a path of these alone
 //   latents/<bytes of a record>/<query heads>/<path>
 //                  a sequence of 16 MiB of records of latents, in blocks of 64 tokens in random order
 //   reproducible   the same by the executor whose bits are those of a device
@@ -23,9 +23,9 @@
 #include <benchmark/benchmark.h>
 
 #include <sys/mman.h>
+#include <time.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -53,7 +53,8 @@ struct free_memory {
   void operator()(std::byte* at) const noexcept { std::free(at); }
 };
 
-/// A cache of bytes that are small numbers in every type, in huge pages where the machine has them.
+/// A cache of bytes that are numbers from 1/8 to 2 in size in every type, in huge pages where the machine has
+/// them: processors take a hundred cycles for each subnormal product.
 struct cache_memory {
   std::uint64_t bytes;
   std::unique_ptr<std::byte, free_memory> at;
@@ -63,19 +64,26 @@ struct cache_memory {
     ::madvise(at.get(), bytes, MADV_HUGEPAGE);
     std::mt19937_64 random(1);
     for (std::uint64_t i = 0; i + 8 <= bytes; i += 8) {
-      const std::uint64_t word = random() & 0xBFBF'BFBF'BFBF'BFBFU;
+      const std::uint64_t word = (random() & 0x81FF'81FF'81FF'81FFU) | 0x3E00'3E00'3E00'3E00U;
       std::memcpy(at.get() + i, &word, 8);
     }
   }
 };
 
+/// The calling thread's time on a core, as the rows count it: other programs take none of it.
+double core_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 template <class Run>
 double best_seconds(const Run& run) {
   double best = 1e9;
   for (int i = 0; i < 8; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
+    const double begin = core_seconds();
     run();
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    best = std::min(best, core_seconds() - begin);
   }
   return best;
 }
@@ -141,9 +149,29 @@ std::int32_t bytes_baseline(std::uint64_t turns) {
 }
 #endif
 
+#if defined(__x86_64__)
+/// Products of tiles of AMX, in their registers.
+void multiply_tiles(std::uint64_t turns) {
+  detail::tile_shapes shapes;
+  for (unsigned tile = 0; tile < 8; ++tile)
+    shapes.set(tile, 16, 64);
+  const detail::tile_use tiles(shapes);
+  for (std::uint64_t i = 0; i < turns; ++i) {
+    detail::add_signed_dots<0, 4, 5>();
+    detail::add_signed_dots<1, 4, 5>();
+    detail::add_signed_dots<2, 4, 5>();
+    detail::add_signed_dots<3, 4, 5>();
+  }
+}
+#endif
+
 /// Multiplications and additions of bytes a second.
 double byte_arithmetic_of(vector_path path) {
   constexpr std::uint64_t turns = 1'000'000;
+#if defined(__x86_64__)
+  if (path == vector_path::amx)
+    return 2.0 * 4 * (16 * 16 * 64) * turns / best_seconds([] { multiply_tiles(turns); });
+#endif
   const double seconds = best_seconds([&] {
 #if defined(__x86_64__)
     if (path == vector_path::avx512) return benchmark::DoNotOptimize(bytes_avx512(turns));
@@ -309,7 +337,7 @@ const bool are_registered = [] {
   for (const dtype element : {dtype::f32, dtype::bf16, dtype::f16, dtype::fp8_e4m3}) {
     for (const std::uint32_t group : {1U, 4U, 8U, 16U}) {
       for (const vector_path path : vector_paths) {
-        if (!has_vector_path(path)) continue;
+        if (!has_vector_path(path) || detail::float_path(path) != path) continue;
         const std::string name =
             "attend/" + std::string(name_of(element)) + "/" + std::to_string(group) + "/" + to_text(path);
         benchmark::RegisterBenchmark(name.c_str(), attend, shape_of(element), group,
@@ -325,8 +353,9 @@ const bool are_registered = [] {
         const std::string name = "attend/" + std::string(paging::name_of(form)) + "/" +
                                  std::to_string(group) + "/" + to_text(path);
         const kv_layout layout = paging::in_form(shape_of(dtype::bf16), form);
-        benchmark::RegisterBenchmark(name.c_str(), attend, layout, group, attention_arithmetic::host_vectors,
-                                     path);
+        if (detail::float_path(path) == path)
+          benchmark::RegisterBenchmark(name.c_str(), attend, layout, group,
+                                       attention_arithmetic::host_vectors, path);
         if (!detail::check_integers(layout)) continue;
         benchmark::RegisterBenchmark(("integers" + name.substr(name.find('/'))).c_str(), attend, layout,
                                      group, attention_arithmetic::host_integers, path);
@@ -337,7 +366,7 @@ const bool are_registered = [] {
        {paging::bf16_mla, paging::fp8_ds_mla, paging::fp8_v4_mla, paging::nvfp4_ds_mla}) {
     for (const std::uint32_t query_heads : {16U, 128U}) {
       for (const vector_path path : vector_paths) {
-        if (!has_vector_path(path)) continue;
+        if (!has_vector_path(path) || detail::float_path(path) != path) continue;
         const std::string name = "latents/" + std::to_string(record.token_bytes()) + "/" +
                                  std::to_string(query_heads) + "/" + to_text(path);
         benchmark::RegisterBenchmark(name.c_str(), attend_latents, record, query_heads,

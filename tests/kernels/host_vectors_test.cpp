@@ -314,5 +314,33 @@ TEST_SUITE("host_vectors") {
     CHECK(plan(64, 100'000, 16) == 1);
     CHECK(plan(1, 1'000, 64) == 1);  // too short to divide
     CHECK(plan(1, 2'048, 64) == 4);
+    // Integer dots read a token's heads together, if these are neighbours.
+    const auto plan_integers = [&](std::uint64_t rows, paging::head_order order) {
+      kv_layout codes = layout;
+      codes.heads_in_block = order;
+      return plan_attention(rows, 64, codes, 100'000, {.multiprocessors = 16},
+                            attention_arithmetic::host_integers)
+          .count;
+    };
+    CHECK(plan_integers(1, paging::head_order::nhd) == 64);
+    CHECK(plan_integers(8, paging::head_order::nhd) == 8);
+    CHECK(plan_integers(1, paging::head_order::hnd) == 8);
+  }
+
+  TEST_CASE("a path that the machine does not have is refused, and the best one is taken") {
+    CHECK(has_vector_path(best_vector_path()));
+    CHECK(host_vector_executor().path() == best_vector_path());
+    for (const vector_path path : vector_paths) {
+      if (has_vector_path(path)) {
+        CHECK(host_vector_executor(path).path() == path);
+        CHECK(best_vector_path() >= path);
+      } else {
+        CHECK_THROWS_WITH_AS(host_vector_executor{path},
+                             (std::string("vector_path: this processor has no ") + to_text(path) +
+                              "; use best_vector_path(), here " + to_text(best_vector_path()))
+                                 .c_str(),
+                             argument_error);
+      }
+    }
   }
 }

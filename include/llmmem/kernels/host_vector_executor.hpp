@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/amx_attention.hpp>
 #include <llmmem/kernels/detail/vector_attention.hpp>
 #include <llmmem/kernels/detail/vector_codes.hpp>
 #include <llmmem/kernels/detail/vector_integers.hpp>
@@ -62,7 +63,7 @@ class host_vector_executor : public host_executor {
   /// Attends to the shares of all rows: for `paged_attention`, which has checked them.
   template <dtype Element, class Tables>
   result<void> attend_by_vectors(const detail::attention_shape& shape, const Tables& tables) const {
-    const detail::vector_attention_work<Element, Tables> work(shape, tables, path_);
+    const detail::vector_attention_work<Element, Tables> work(shape, tables, detail::float_path(path_));
     team_(work.items(), [&](std::uint64_t item) noexcept { work.run(item); });
     return {};
   }
@@ -71,7 +72,7 @@ class host_vector_executor : public host_executor {
   template <class Tables>
   result<void> attend_by_vectors(const detail::attention_shape& shape, const detail::attention_codes& codes,
                                  const Tables& tables) const {
-    const detail::vector_codes_work<Tables> work(shape, codes, tables, path_);
+    const detail::vector_codes_work<Tables> work(shape, codes, tables, detail::float_path(path_));
     team_(work.items(), [&](std::uint64_t item) noexcept { work.run(item); });
     return {};
   }
@@ -80,6 +81,13 @@ class host_vector_executor : public host_executor {
   template <class Tables>
   result<void> attend_by_integers(const detail::attention_shape& shape, const detail::attention_codes& codes,
                                   const Tables& tables) const {
+#if defined(__x86_64__)
+    if (path_ == vector_path::amx) {
+      const detail::amx_integers_work<Tables> work(shape, codes, tables);
+      team_(work.items(), [&](std::uint64_t item) noexcept { work.run(item); });
+      return {};
+    }
+#endif
     const detail::vector_integers_work<Tables> work(shape, codes, tables, path_);
     team_(work.items(), [&](std::uint64_t item) noexcept { work.run(item); });
     return {};
@@ -89,7 +97,7 @@ class host_vector_executor : public host_executor {
   template <class Tables>
   result<void> attend_by_vectors(const detail::attention_shape& shape, const detail::latent_plane& plane,
                                  const Tables& tables) const {
-    const detail::vector_latents_work<Tables> work(shape, plane, tables, path_);
+    const detail::vector_latents_work<Tables> work(shape, plane, tables, detail::float_path(path_));
     team_(work.items(), [&](std::uint64_t item) noexcept { work.run(item); });
     return {};
   }

@@ -4,6 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/error.hpp>
+#include <llmmem/kernels/detail/amx_tiles.hpp>
 
 #include <array>
 #include <cstdint>
@@ -18,11 +19,12 @@ enum class vector_path : std::uint8_t {
   baseline,  ///< 4 floats: what every processor of the architecture has (SSE2 on x86-64, NEON on aarch64)
   avx2,      ///< x86-64 with AVX2 and FMA: 8 floats
   avx512,    ///< x86-64 with AVX-512 F, BW, DQ and VL: 16 floats
+  amx,       ///< the same with AMX (INT8) on Linux: tiles of bytes for `host_integers`, else as `avx512`
 };
 
 /// All paths, available on this machine or not.
-inline constexpr std::array<vector_path, 3> vector_paths{vector_path::baseline, vector_path::avx2,
-                                                         vector_path::avx512};
+inline constexpr std::array<vector_path, 4> vector_paths{vector_path::baseline, vector_path::avx2,
+                                                         vector_path::avx512, vector_path::amx};
 
 /// Returns its name.
 [[nodiscard]] constexpr const char* to_text(vector_path path) noexcept {
@@ -33,11 +35,15 @@ inline constexpr std::array<vector_path, 3> vector_paths{vector_path::baseline, 
       return "avx2";
     case vector_path::avx512:
       return "avx512";
+    case vector_path::amx:
+      return "amx";
   }
   return "unknown";
 }
 
-/// Whether this machine has it. Uses what the compiler's runtime detected at the program's start.
+/// Whether this machine has it. Uses what the compiler's runtime detected at the program's start; for `amx`
+/// asks Linux to let the program use tiles, about 0.1 microseconds. Linux may refuse (older than 5.16, or an
+/// alternate signal stack too small for the tiles' 8 KiB): then the machine does not have it.
 [[nodiscard]] inline bool has_vector_path(vector_path path) noexcept {
   switch (path) {
     case vector_path::baseline:
@@ -48,19 +54,30 @@ inline constexpr std::array<vector_path, 3> vector_paths{vector_path::baseline, 
     case vector_path::avx512:
       return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
              __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;
+    case vector_path::amx:
+      return has_vector_path(vector_path::avx512) && detail::may_use_amx();
 #endif
     default:
       return false;
   }
 }
 
-/// Returns the widest path of this machine. A few nanoseconds.
+/// Returns the widest path of this machine. About 0.1 microseconds, where `has_vector_path` asks Linux.
 [[nodiscard]] inline vector_path best_vector_path() noexcept {
-  for (const vector_path path : {vector_path::avx512, vector_path::avx2}) {
+  for (const vector_path path : {vector_path::amx, vector_path::avx512, vector_path::avx2}) {
     if (has_vector_path(path)) return path;
   }
   return vector_path::baseline;
 }
+
+namespace detail {
+
+/// Returns the path whose floats a path multiplies: tiles are for bytes alone.
+[[nodiscard]] constexpr vector_path float_path(vector_path path) noexcept {
+  return path == vector_path::amx ? vector_path::avx512 : path;
+}
+
+}  // namespace detail
 
 /// Returns `path` itself. @throws argument_error if this machine does not have it.
 inline vector_path checked_vector_path(vector_path path) {

@@ -1,14 +1,13 @@
 /// @file
-/// Reads and writes of a device's global memory with a cache hint, by nvcc and by clang++.
+/// Reads and writes of a device's global memory with a cache hint, by nvcc and by clang++. Empty for the
+/// host's compilers.
 #pragma once
-
-#if !defined(__CUDACC__)
-#error "kernels/detail/cached_access.hpp is for CUDA's compilers: include kernels/packet.hpp"
-#endif
 
 #include <llmmem/config.hpp>
 
+#if defined(__CUDACC__)
 #include <cuda_runtime_api.h>
+#endif
 
 #include <cstdint>
 
@@ -16,7 +15,7 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-#if defined(__clang__)
+#if defined(__CUDACC__) && defined(__clang__)
 
 // clang++ has no `__ldcs`, `__ldca`, `__stcs` and `__stwb`: the instructions of the PTX ISA by name, `cs` for
 // streaming, `ca` and `wb` for kept.

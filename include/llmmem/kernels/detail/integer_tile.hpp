@@ -81,12 +81,16 @@ struct integer_scratch {
   return element - in_chunk + vector * n + byte / 16 * 4 + byte % 4;
 }
 
-/// Makes codes of the query of a head: nearest(x / scale), scale = its largest size / 127.
-template <unsigned N>
-void set_integer_query(integer_queries& to, std::size_t head, dtype code, const float* query,
-                       std::size_t elements, float scale) noexcept {
-  std::uint32_t* const words = to.words + head * query_words;
-  std::fill_n(words, query_words, 0U);
+/// A query head as codes: nearest(x / scale), scale = its largest size / 127.
+struct integer_query {
+  std::int8_t codes[vector_elements];
+  std::int32_t sum = 0;  // of the codes
+  float scale = 0;       // times the scale of a product
+  float all = 0;         // the sum of the elements, times the scale of a product
+};
+[[nodiscard]] inline integer_query integer_query_of(const float* query, std::size_t elements,
+                                                    float scale) noexcept {
+  integer_query out;
   float largest = 0;
   bool is_number = true;
   float all = 0;
@@ -97,20 +101,34 @@ void set_integer_query(integer_queries& to, std::size_t head, dtype code, const 
   }
   constexpr float least = 0x1p-100F;  // whose reciprocal is a number
   const float inverse = is_number && largest >= least ? 127.0F / largest : 0.0F;
-  to.scales[head] = is_number ? largest / 127.0F * scale : std::numeric_limits<float>::quiet_NaN();
-  to.sums[head] = all * scale;
-  const std::size_t in_byte = codes_in_byte(code);
-  std::int32_t sum = 0;
+  out.scale = is_number ? largest / 127.0F * scale : std::numeric_limits<float>::quiet_NaN();
+  out.all = all * scale;
   for (std::size_t i = 0; i < elements; ++i) {
     // The nearest integer is in the lowest bits, of two equally near the even one. Bits of a NaN are no code.
     const float x = is_number ? query[i] * inverse : 0.0F;
-    const auto of = static_cast<std::int32_t>(bits_of_float(x + 0x1.8p23F) << 10) >> 10;
-    sum += of;
+    out.codes[i] =
+        static_cast<std::int8_t>(static_cast<std::int32_t>(bits_of_float(x + 0x1.8p23F) << 10) >> 10);
+    out.sum += out.codes[i];
+  }
+  return out;
+}
+
+/// Makes codes of the query of a head, in the order of transposed keys.
+template <unsigned N>
+void set_integer_query(integer_queries& to, std::size_t head, dtype code, const float* query,
+                       std::size_t elements, float scale) noexcept {
+  std::uint32_t* const words = to.words + head * query_words;
+  std::fill_n(words, query_words, 0U);
+  const integer_query of = integer_query_of(query, elements, scale);
+  to.scales[head] = of.scale;
+  to.sums[head] = of.all;
+  const std::size_t in_byte = codes_in_byte(code);
+  for (std::size_t i = 0; i < elements; ++i) {
     const std::size_t word = i / in_byte / 4;
     const std::size_t place = (word / N * N + transposed_places<N>[word % N]) * in_byte + i % in_byte;
-    words[place] |= (static_cast<std::uint32_t>(of) & 0xFFU) << (i / in_byte % 4 * 8);
+    words[place] |= (static_cast<std::uint32_t>(of.codes[i]) & 0xFFU) << (i / in_byte % 4 * 8);
   }
-  to.offsets[head] = sum * (is_half_byte(code) ? 8 : 128);
+  to.offsets[head] = of.sum * (is_half_byte(code) ? 8 : 128);
 }
 
 /// Loads a vector of each of `Count` tokens from a byte on, zeros past the end of their codes.

@@ -450,7 +450,8 @@ template <optimizer_form Form, dtype Gradient, class Run>
 result<void> step_elements(const Run& run, const optimizer_work& work, [[maybe_unused]] vector_path path) {
 #if defined(__x86_64__) && !defined(__CUDACC__)
   if constexpr (std::same_as<Run, host_executor>) {
-    const std::uint64_t done = step_first<Form, Gradient>(path, work.piece, work.gradients, work.by);
+    const std::uint64_t done =
+        step_first<Form, Gradient>(float_path(path), work.piece, work.gradients, work.by);
     if (done == work.piece.count) return {};
     return run.each(element_step<Form, Gradient, elements_an_item<Run>>(behind<Form, Gradient>(work, done)));
   }
