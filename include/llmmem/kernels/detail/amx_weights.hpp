@@ -214,7 +214,10 @@ LLMMEM_ALWAYS_INLINE void weigh_head(const attention_codes& codes, amx_sums& of,
       reinterpret_cast<word_lanes<16>>(most) & reinterpret_cast<word_lanes<16>>(most != none));
   amx_weights made{};
   load_lanes<16>(head.totals, made.total);
-  if (std::memcmp(&most, &before, sizeof(most)) != 0) {
+  using words = word_lanes<16>;
+  const auto bits = reinterpret_cast<words>(most);
+  const auto bits_before = reinterpret_cast<words>(before);
+  if (std::memcmp(&bits, &bits_before, sizeof(bits)) != 0) {
     float_lanes<16> factor = before - base;
     raise_two<16>(factor);
     made.total = made.total * factor;
@@ -235,11 +238,10 @@ LLMMEM_ALWAYS_INLINE void weigh_head(const attention_codes& codes, amx_sums& of,
     add_to_sums(of, walk, lanes);
   }
   spread_largest_of_head<Pitch>(made.largest);
-  using words = word_lanes<16>;
   constexpr float least = 0x1p-100F;  // whose reciprocal is a number
-  const words is_number = reinterpret_cast<words>(made.largest <= std::numeric_limits<float>::max());
+  const auto is_number = reinterpret_cast<words>(made.largest <= std::numeric_limits<float>::max());
   const words is_counted = is_number & reinterpret_cast<words>(made.largest >= least);
-  const float_lanes<16> inverse =
+  const auto inverse =
       reinterpret_cast<float_lanes<16>>(reinterpret_cast<words>(255.0F / made.largest) & is_counted);
   store_lanes<16>(reinterpret_cast<float_lanes<16>>(reinterpret_cast<words>(made.largest * (1.0F / 255.0F)) |
                                                     (~is_number & 0x7FC0'0000U)),
