@@ -120,8 +120,8 @@ LLMMEM_ALWAYS_INLINE void arrange_amx_values(const amx_sums& of, const amx_tile&
       load_tokens<4>(rows, at, of.value_bytes - at, x);
       alternate_tokens<16>(x);
       LLMMEM_LANES_UNROLL
-      for (unsigned i = 0; i < 4; ++i) {
-        const word_lanes<16> raw = reinterpret_cast<word_lanes<16>>(x[i]);
+      for (const byte_lanes<16>& each : x) {
+        const auto raw = reinterpret_cast<word_lanes<16>>(each);
         if constexpr (Code == dtype::int8) {
           std::memcpy(to, &raw, sizeof(raw));
           to += 16;

@@ -210,14 +210,16 @@ LLMMEM_ALWAYS_INLINE void weigh_head(const attention_codes& codes, amx_sums& of,
   alignas(64) float lanes[16];
   const float_lanes<16> none = float_lanes<16>{} + lowest();
   // A head for which nothing counts so far has the base 0.
-  const float_lanes<16> base = reinterpret_cast<float_lanes<16>>(
-      reinterpret_cast<word_lanes<16>>(most) & reinterpret_cast<word_lanes<16>>(most != none));
+  const auto base = reinterpret_cast<float_lanes<16>>(reinterpret_cast<word_lanes<16>>(most) &
+                                                      reinterpret_cast<word_lanes<16>>(most != none));
   amx_weights made{};
   load_lanes<16>(head.totals, made.total);
   using words = word_lanes<16>;
-  const auto bits = reinterpret_cast<words>(most);
-  const auto bits_before = reinterpret_cast<words>(before);
-  if (std::memcmp(&bits, &bits_before, sizeof(bits)) != 0) {
+  const words changes = reinterpret_cast<words>(most) ^ reinterpret_cast<words>(before);
+  std::uint32_t changed = 0;
+  for (unsigned i = 0; i < 16; ++i)
+    changed |= changes[i];
+  if (changed != 0) {
     float_lanes<16> factor = before - base;
     raise_two<16>(factor);
     made.total = made.total * factor;
