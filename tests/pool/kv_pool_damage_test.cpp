@@ -123,6 +123,33 @@ TEST_SUITE("damage in a pool") {
     CHECK(nodes.all[0]->tiers().audit().empty());
   }
 
+  TEST_CASE("a report corrects the directory, so that no reader asks the holder for the block") {
+    cluster nodes(3, {.groups = paged_group, .lower_slots = 1});
+    nodes.serve(0, prompt);
+    const kv_chain chain(nodes.all[0]->cache(), prompt);
+    CHECK(nodes.serve(1, prompt).loaded == 40);
+    nodes.end(1);
+    nodes.end(2);
+    REQUIRE(damage_first(*nodes.all[0], chain.keys()[2]));
+    {
+      stranger reporter(nodes.net, 1);  // it asks for nothing, which would correct the directory as well
+      nodes.settle();
+      reporter.join();
+      nodes.settle();
+      reporter.post(detail::pool_frame::damaged, report_of(nonce_of(reporter), chain, 2));
+      nodes.settle();
+    }
+    nodes.ends[2] = std::make_unique<thread_endpoint>(nodes.net, seat_id{2});
+    nodes.all[2] = std::make_unique<node_type>(
+        *nodes.ends[2], node_form{.groups = paged_group, .lower_slots = 1}, kv_pool_options{});
+    nodes.settle();
+    REQUIRE(nodes.all[0]->pool().stats().dropped_blocks == 1);
+    const served_request came = nodes.serve(2, prompt);
+    CHECK(came.loaded == 8);
+    CHECK(came.fetched.failed_blocks == 0);
+    CHECK(nodes.all[0]->pool().stats().missing_blocks == 0);
+  }
+
   TEST_CASE("a copy that was damaged in its holder's file is dropped when a reader's request brings it up") {
     cluster nodes(3, {.groups = paged_group, .blocks = 200, .slots = 30, .lower_slots = 200});
     nodes.serve(0, prompt);
@@ -335,6 +362,31 @@ TEST_SUITE("damage in a pool") {
     CHECK(tiers.bytes_of(*held)[0] == wrong);
     CHECK(tiers.audit().empty());
     tiers.release(*held);
+    CHECK(tiers.audit().empty());
+  }
+
+  TEST_CASE("a load counts a damaged copy as failed also after it has let the copy's slot go") {
+    // The load's ten blocks pass through six slots: it lets go of slots that it has copied.
+    cluster nodes(1, {.groups = paged_group, .slots = 6});
+    auto& node = *nodes.all[0];
+    for (std::size_t tokens = 5; tokens <= prompt.size(); tokens += 4)
+      nodes.serve(0, std::span(prompt).first(tokens));
+    auto& tiers = node.tiers();
+    const kv_chain chain(node.cache(), prompt);
+    const sequence_id id = node.cache().create().value();
+    auto load = tiers.prepare_load(id, chain, 40).value();
+    REQUIRE(load.wanted() == 40);
+    for (std::uint32_t l = 0; l < kv_contents::layers; ++l)
+      load.wait(l).value();
+    const std::uint64_t in_use = tiers.stats().tiers[0].in_use;
+    std::uint64_t damaged = 0;
+    for (const block_key& key : chain.keys()) {
+      if (!damage_first(node, key)) continue;
+      damaged += tiers.verify_copy(0, key) == offload::copy_state::damaged ? 1U : 0U;
+    }
+    REQUIRE(damaged > in_use);
+    CHECK(load.complete().failed_blocks == damaged);
+    node.cache().release(id).value();
     CHECK(tiers.audit().empty());
   }
 }

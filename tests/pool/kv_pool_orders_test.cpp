@@ -48,9 +48,16 @@ struct spoken_endpoint {
   [[nodiscard]] std::uint64_t now_ns() const noexcept { return now; }
   [[nodiscard]] std::uint32_t frame_bytes() const noexcept { return 4096; }
   [[nodiscard]] bool is_connected(seat_id) const noexcept { return true; }
-  result<void> send(seat_id to, const frame_header&, std::span<const std::byte>, deadline by, auto&) {
-    if (sending_to) return sending_to(to, by);
-    return sending ? sending() : result<void>{};
+  result<void> send(seat_id to, const frame_header& header, std::span<const std::byte> bytes, deadline by,
+                    auto&) {
+    result<void> out;
+    if (sending_to) {
+      out = sending_to(to, by);
+    } else if (sending) {
+      out = sending();
+    }
+    if (out) sent.emplace_back(header, std::vector<std::byte>(bytes.begin(), bytes.end()));
+    return out;
   }
   void post(seat_id, const frame_header& header, std::span<const std::byte> bytes) noexcept {
     told.emplace_back(header.kind, std::vector<std::byte>(bytes.begin(), bytes.end()));
@@ -76,6 +83,7 @@ struct spoken_endpoint {
   std::function<result<void>(seat_id, deadline)> sending_to{};
   std::deque<std::function<void(listener&)>> coming{};
   std::vector<std::pair<std::uint16_t, std::vector<std::byte>>> told{};
+  std::vector<std::pair<frame_header, std::vector<std::byte>>> sent{};
 };
 
 /// A node with one prompt, of which each other node has asked for every block.
@@ -444,6 +452,44 @@ TEST_SUITE("kv_pool orders") {
     };
     CHECK(trickle(10'000'000'000) == std::pair(std::uint64_t{0}, std::uint64_t{7}));
     CHECK(trickle(1'500'000'000) == std::pair(std::uint64_t{1}, std::uint64_t{3}));
+  }
+
+  TEST_CASE(
+      "a send of which a part has gone starts again with the lower tier's copy, if the first is damaged") {
+    static const std::array large{full_attention({"kv", 1, 16, 2048})};  // blocks of eight frames
+    asked_node asked({.groups = large, .blocks = 4, .slots = 4, .lower_slots = 4, .tokens = 8192}, 1);
+    auto& tiers = asked.node.tiers();
+    int may_take = 3;
+    asked.end.sending_to = [&](seat_id, deadline) -> result<void> {
+      if (may_take-- > 0) return {};
+      return failure{.code = errc::peer_timed_out};
+    };
+    asked.node.step();
+    REQUIRE(asked.end.sent.size() == 3);
+    const block_key key = kv_chain(asked.node.cache(), prompt_of(1, 2049)).keys()[0];
+    const auto held = tiers.hold(0, key);
+    REQUIRE(held);
+    const std::vector<std::byte> right(tiers.bytes_of(*held).begin(), tiers.bytes_of(*held).end());
+    tiers.bytes_of(*held)[5 * 4096] ^= std::byte{1};  // in a frame that has not gone
+    tiers.release(*held);
+    REQUIRE(tiers.verify_copy(0, key) == offload::copy_state::damaged);
+    asked.end.sent.clear();
+    may_take = 1000;
+    for (int i = 0; i < 4; ++i)
+      asked.node.step();
+    REQUIRE(asked.end.sent.size() == 8);
+    std::vector<std::byte> came;
+    for (const auto& [header, bytes] : asked.end.sent) {
+      CHECK(header.offset == came.size());
+      came.insert(came.end(), bytes.begin(), bytes.end());
+    }
+    CHECK(came == right);
+    CHECK(asked.end.sent.back().first.crc == crc32c(0, right));
+    CHECK(asked.node.pool().stats().served_blocks == 1);
+    for (const auto& [kind, bytes] : asked.end.told)
+      CHECK(kind != static_cast<std::uint16_t>(detail::pool_frame::missing));
+    CHECK(tiers.stats().tiers[0].in_use == 0);
+    CHECK(tiers.audit().empty());
   }
 
   TEST_CASE("a block whose send throws keeps no pin, and goes in a later step") {

@@ -95,9 +95,18 @@ offload::copy_state kv_tiers<Cache, Mover, Tiers...>::verify_copy(std::size_t gr
   const auto slot = stack_.first().slots[group].find(named);
   const offload::copy_state found = stack_.verify_copy(group, named);
   if (found != offload::copy_state::damaged) return found;
+  const std::uint64_t tokens = view_.groups()[group].block_tokens;
   for (record& each : loads_) {
-    for (part& one : each.parts)
-      one.is_wrong = one.is_wrong || (one.tier == 0 && one.group == group && one.slot == *slot);
+    if (each.state != record::phase::running) continue;
+    const std::uint64_t step = each.chain->chunk_tokens();
+    for (part& one : each.parts) {
+      if (one.group != group || one.tier != 0) continue;
+      // A load lets go of a slot that it has copied into the cache, if another of its blocks needs one.
+      const std::uint64_t end = (std::uint64_t{one.index} + 1) * tokens;
+      const bool was_here =
+          one.slot == no_slot && each.chain->keys()[static_cast<std::size_t>(end / step - 1)] == key;
+      if (was_here || one.slot == *slot) one.is_wrong = true;
+    }
   }
   return found;
 }
