@@ -280,7 +280,7 @@ TEST_SUITE("device_state") {
       const auto whole = state.allocate_whole(scope).value();
       const reduce_op largest{.combine = sum_f32.combine, .element_bytes = 4};
       CHECK_THROWS_WITH_AS(
-          state.reduce_scatter(whole, largest),
+          static_cast<void>(state.reduce_scatter(whole, largest)),
           "sharded_state: a device sums floats, bfloat16s and halves; pass sum_f32, sum_bf16 or sum_f16",
           argument_error);
     });
