@@ -6,9 +6,9 @@
 #include <llmmem/config.hpp>
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <mutex>
 #include <type_traits>
@@ -75,7 +75,7 @@ struct loop_tasks {
 ///      polls or runs. A continuation must not wait for a sender of its loop.
 /// @par Complexity      a start O(1), one lock; a poll asks each fence that has not passed, in the order of
 ///      starts: for a device one query of its driver each. No allocation.
-/// @par What waits      `run`. It sleeps for at most `longest_nap` while fences are pending, which is what a
+/// @par What waits      `run`. While fences are pending it sleeps for at most `longest_nap_ns`, by which a
 ///      continuation may be late; it sleeps until the next start when none is.
 /// @par Errors          nothing throws. A loop that ends while operations are pending ends the program
 ///      (`std::terminate`), as stdexec's `run_loop` does: their memory may be in use.
@@ -84,7 +84,7 @@ class fence_loop {
   class scheduler;
 
   /// The longest that `run` sleeps between two polls.
-  static constexpr std::chrono::microseconds longest_nap{50};
+  static constexpr std::uint64_t longest_nap_ns = 50'000;
 
   fence_loop() noexcept = default;
   fence_loop(const fence_loop&) = delete;
@@ -123,11 +123,11 @@ class fence_loop {
   template <class Progress>
     requires std::is_nothrow_invocable_v<Progress&>
   void run(Progress progress) noexcept {
-    auto nap = shortest_nap;
+    std::uint64_t nap_ns = shortest_nap_ns;
     while (true) {
       progress();
       if (poll() != 0) {
-        nap = shortest_nap;
+        nap_ns = shortest_nap_ns;
         continue;
       }
       std::unique_lock lock(mutex_);
@@ -135,8 +135,8 @@ class fence_loop {
       if (pending() == 0) {
         changed_.wait(lock, has_news);
       } else {
-        changed_.wait_for(lock, nap, has_news);
-        nap = nap * 2 < longest_nap ? nap * 2 : longest_nap;
+        changed_.wait_for(lock, std::chrono::nanoseconds(nap_ns), has_news);
+        nap_ns = nap_ns * 2 < longest_nap_ns ? nap_ns * 2 : longest_nap_ns;
       }
       if (started_.first == nullptr && finishing_ && pending() == 0) return;
     }
@@ -162,7 +162,7 @@ class fence_loop {
   }
 
  private:
-  static constexpr std::chrono::microseconds shortest_nap{1};
+  static constexpr std::uint64_t shortest_nap_ns = 1'000;
 
   void take_started() noexcept {
     const std::scoped_lock lock(mutex_);

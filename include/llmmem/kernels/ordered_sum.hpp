@@ -58,7 +58,8 @@ template <dtype E, class Run>
 /// Sets `into` to the sum of all parts, added in their order: ((part 0 + part 1) + part 2) and so on, each
 /// sum rounded to the element's type, to nearest even. These are the bits of `sum_f32`, `sum_bf16` and
 /// `sum_f16` (comm/reduce_op.hpp), applied part by part on a host; a sum that is a NaN has the bits that
-/// devices produce.
+/// devices produce, and a device whose code is compiled with `-use_fast_math` treats the least floats as
+/// zeros.
 ///
 /// Takes addresses of any alignment; an access is 16 bytes if all are multiples of that, else 4 or 1. Nothing
 /// allocates or waits, and a graph may contain it. Any number may run at once, on different bytes. `into` may
@@ -72,8 +73,7 @@ template <dtype E, class Run>
 ///         for `into`; `errc::overlapping_ranges`, index = the part. Then nothing has begun. Otherwise the
 ///         result of `run`.
 /// @par Complexity   each part read once, the sum written once. 16 parts a launch; each further launch takes
-/// 15
-///         and reads the sum again.
+///      15 and reads the sum again.
 template <class Run>
 result<void> sum_in_order(const Run& run, dtype elements, std::span<const std::byte* const> parts,
                           std::byte* into, std::uint64_t bytes) {

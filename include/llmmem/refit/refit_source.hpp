@@ -46,9 +46,13 @@ class refit_spans {
 
 static_assert(refit_source<refit_spans>);
 
-/// The pieces of a `sharded_state`: resident ones in place, those in tiers leased one at a time.
+/// The pieces of a `sharded_state` in host memory, in place, or in tiers, leased one at a time.
 template <class State>
 class refit_state {
+  static_assert(State::space_type::is_host_accessible || !State::pieces_type::is_resident,
+                "a refit reads pieces on the host, which cannot access this state's: publish from a state in "
+                "host memory or in tiers");
+
  public:
   using lease_type =
       std::remove_cvref_t<decltype(*std::declval<State&>().lease(tensor_id{}, access_mode::read))>;

@@ -188,7 +188,10 @@ class piece_lease {
 /// - Every call waits on the host until its work is done, as for pieces in memory: its results may be used on
 ///   any stream, and `gather_schedule` and `background_sums` overlap it from the thread of their queue.
 /// - Before a call that reads or writes what another stream still uses, let the space's stream wait for that
-///   stream: `queue.follow`. Whole tensors end after the kernels that use them.
+///   stream: `queue.follow`. The caller ends whole tensors, and leases of `gather_schedule`, when the kernels
+///   that use them are done: the next gather may write to their memory at once.
+/// - Kernels are launched on the calling thread's current device: in the thread of an `operation_queue`,
+///   `cudaSetDevice` is the first operation.
 /// - The transport's stream may be the space's, which saves an event for each message. Neither may be
 ///   captured into a graph.
 /// - Sums have the host's bits, and are `sum_f32`, `sum_bf16` or `sum_f16`; a sum that is a NaN has the bits
@@ -394,6 +397,9 @@ class sharded_state {
     return {.code = code, .index = index, .wanted = wanted, .found = found, .where = options_.name.c_str()};
   }
   [[nodiscard]] result<void> check(std::span<const tensor_id> scope) const noexcept;
+  [[nodiscard]] result<void> check_sum(std::span<const tensor_id> scope,
+                                       std::span<const std::span<std::byte>> contribution,
+                                       const reduce_op& op) const noexcept;
   [[nodiscard]] result<void> check_group(rank_group<Transport>& node, std::span<const tensor_id> scope) const;
 
   /// Adds elements `first` to `first + count` of a tensor, from this rank's piece of it or from all of it.

@@ -412,13 +412,12 @@ bool sharded_state<Partition, Transport, Space, Pieces>::moves_in_refresh(tensor
 }
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
-result<void> sharded_state<Partition, Transport, Space, Pieces>::reduce_scatter(
+result<void> sharded_state<Partition, Transport, Space, Pieces>::check_sum(
     std::span<const tensor_id> scope, std::span<const std::span<std::byte>> contribution,
-    const reduce_op& op) {
+    const reduce_op& op) const noexcept {
   if (auto fits = check(scope); !fits) return fits;
   if (scope.size() != contribution.size())
     return refuse(errc::size_mismatch, 0, scope.size(), contribution.size());
-  const std::uint32_t world = to_number(layout_.world());
   for (std::size_t i = 0; i < scope.size(); ++i) {
     const tensor_facts& facts = facts_[to_index(scope[i])];
     if (facts.element_bytes != op.element_bytes)
@@ -426,10 +425,22 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reduce_scatter(
     if (facts.bytes() != contribution[i].size())
       return refuse(errc::size_mismatch, to_index(scope[i]), facts.bytes(), contribution[i].size());
   }
+  return {};
+}
+
+template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
+result<void> sharded_state<Partition, Transport, Space, Pieces>::reduce_scatter(
+    std::span<const tensor_id> scope, std::span<const std::span<std::byte>> contribution,
+    const reduce_op& op) {
+  // After a refusal too the caller may free its contribution, which kernels may still write: `end` waits.
+  if (auto fits = check_sum(scope, contribution, op); !fits) return end(fits);
+  const std::uint32_t world = to_number(layout_.world());
   if constexpr (!Space::is_host_accessible) {
-    if (!op.is_sum)
+    if (!op.is_sum) {
+      static_cast<void>(end({}));
       throw argument_error(options_.name +
                            ": a device sums floats, bfloat16s and halves; pass sum_f32, sum_bf16 or sum_f16");
+    }
   }
   const auto held =
       hold_owned(scope, [this](std::size_t at, std::byte* piece) noexcept { addresses_[at] = piece; });

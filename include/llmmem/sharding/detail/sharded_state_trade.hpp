@@ -38,6 +38,11 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reshard_to(
   const std::uint32_t self = to_index(next.rank());
   if (self >= world) return {};
   ++next.stats_.reshards.calls;
+  // The copies are in the order of the other space's stream, which does not wait for this one's.
+  if (auto written = detail::state_bytes<Space>(*space_).finish(); !written) {
+    next.ranks_->revoke();
+    return written;
+  }
   const auto holder = [&](const reshard_copy& copy) {
     return to_index(plan.stored[to_index(copy.source)].holder);
   };
@@ -75,6 +80,7 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reshard_to(
     if (!mine) return mine.error();
     const auto theirs = next.begin(scope, access_mode::write);
     if (!theirs) return theirs.error();
+    const detail::finished_work before_pieces_go(next.bytes_);
     for (const reshard_copy& copy : plan.kept) {
       if (!is_in_scope(copy) || holder(copy) != self) continue;
       copy.each_run([&](std::uint64_t source, std::uint64_t destination, std::uint64_t count) {
