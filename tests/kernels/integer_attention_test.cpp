@@ -4,6 +4,7 @@
 #include <llmmem/kernels/paged_attention.hpp>
 
 #include <doctest/doctest.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <cmath>
@@ -98,6 +99,10 @@ struct many_heads {
   }
   /// The logarithms of the first row, then outputs of all rows, of which all have the same query.
   [[nodiscard]] std::vector<float> attend(vector_path path, const attention_options& options) const {
+    return attend_by(host_vector_executor(path), options);
+  }
+  template <class Executor>
+  [[nodiscard]] std::vector<float> attend_by(const Executor& run, const attention_options& options) const {
     const std::uint32_t heads = layout.heads * group;
     const std::vector<std::int32_t> sequences(rows, 0);
     const auto tokens = static_cast<std::int32_t>(length);
@@ -118,7 +123,7 @@ struct many_heads {
     how.log_sum_exp = logs.data();
     std::vector<std::byte> workspace(attention_workspace_bytes(rows, layout, how));
     const std::uint64_t vector = std::uint64_t{4} * layout.head_dim;
-    paged_attention(host_vector_executor(path), tables, {.rows = rows, .sequences = sequences.data()},
+    paged_attention(run, tables, {.rows = rows, .sequences = sequences.data()},
                     {reinterpret_cast<const std::byte*>(asked.data()), heads * vector, vector},
                     {reinterpret_cast<std::byte*>(out.data()), heads * vector, vector},
                     {const_cast<std::byte*>(cache.data()), table.size(), layout}, 0, workspace, how)
@@ -128,6 +133,35 @@ struct many_heads {
                        logs.begin() + static_cast<std::ptrdiff_t>(row * heads)));
     out.insert(out.begin(), logs.begin(), logs.begin() + heads);
     return out;
+  }
+};
+
+#if defined(__OPTIMIZE__)
+constexpr std::size_t small_stack = std::size_t{is_watched ? 1024 : 128} << 10;
+#else
+constexpr std::size_t small_stack = std::size_t{is_watched ? 1024 : 176} << 10;
+#endif
+/// Runs all parts in a thread with a small stack.
+struct thread_of_small_stack {
+  template <class Run>
+  void operator()(std::uint64_t parts, const Run& run) const {
+    struct job {
+      std::uint64_t parts;
+      const Run& run;
+    } all{parts, run};
+    pthread_attr_t attributes;
+    REQUIRE(pthread_attr_init(&attributes) == 0);
+    REQUIRE(pthread_attr_setstacksize(&attributes, small_stack) == 0);
+    pthread_t thread{};
+    const auto work = [](void* of) -> void* {
+      const job& mine = *static_cast<const job*>(of);
+      for (std::uint64_t part = 0; part < mine.parts; ++part)
+        mine.run(part);
+      return nullptr;
+    };
+    REQUIRE(pthread_create(&thread, &attributes, work, &all) == 0);
+    REQUIRE(pthread_join(thread, nullptr) == 0);
+    pthread_attr_destroy(&attributes);
   }
 };
 
@@ -184,6 +218,20 @@ TEST_SUITE("integer_attention") {
         const std::vector<float> first = one.attend(path, how);
         CHECK(std::equal(first.begin(), first.end(), made.begin()));
         CHECK(is_near(first, expected, world.layout.heads * world.group));
+      }
+    }
+  }
+
+  TEST_CASE("integer dots need a stack of 128 KiB when they are optimised") {
+    for (const auto seed : seeds(20, 10)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const many_heads world(random, 100);
+      for (const vector_path path : vector_paths) {
+        if (!has_vector_path(path)) continue;
+        CAPTURE(to_text(path));
+        const host_vector_executor<thread_of_small_stack> run(path);
+        CHECK(world.attend_by(run, {}) == world.attend(path, {}));
       }
     }
   }
