@@ -7,12 +7,21 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <random>
+#include <string>
+#include <thread>
 #include <vector>
+
+#if defined(__linux__)
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#endif
 
 #include "support/coded_world.hpp"
 #include "support/seeds.hpp"
@@ -165,6 +174,22 @@ struct thread_of_small_stack {
   }
 };
 
+#if defined(__linux__)
+/// Lets the calling thread's calls of arch_prctl fail, as a sandbox does. Returns false if Linux has no such
+/// filter.
+bool refuse_tiles() {
+  sock_filter steps[] = {
+      {BPF_LD | BPF_W | BPF_ABS, 0, 0, offsetof(seccomp_data, nr)},
+      {BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 158},  // arch_prctl of x86-64
+      {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ERRNO | EPERM},
+      {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW},
+  };
+  const sock_fprog program{4, steps};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+#endif
+
 /// Whether outputs after the first `from` floats differ by at most 1/50 of the largest: a code of a weight
 /// may be rounded to the next.
 bool is_near(const std::vector<float>& a, const std::vector<float>& b, std::size_t from) {
@@ -235,4 +260,20 @@ TEST_SUITE("integer_attention") {
       }
     }
   }
+
+#if defined(__linux__)
+  TEST_CASE("a machine has no AMX where Linux refuses its tiles") {
+    std::thread([] {
+      if (!refuse_tiles()) return;
+      CHECK(!has_vector_path(vector_path::amx));
+      CHECK(best_vector_path() != vector_path::amx);
+      CHECK_THROWS_WITH_AS(host_vector_executor{vector_path::amx},
+                           (std::string("vector_path: this machine has no amx, or the system refuses it; use "
+                                        "best_vector_path(), here ") +
+                            to_text(best_vector_path()))
+                               .c_str(),
+                           argument_error);
+    }).join();
+  }
+#endif
 }
