@@ -147,6 +147,8 @@ struct many_heads {
 
 #if defined(__OPTIMIZE__)
 constexpr std::size_t small_stack = std::size_t{is_watched ? 1024 : 128} << 10;
+#elif defined(__clang__)
+constexpr std::size_t small_stack = std::size_t{is_watched ? 1024 : 240} << 10;
 #else
 constexpr std::size_t small_stack = std::size_t{is_watched ? 1024 : 176} << 10;
 #endif
