@@ -336,7 +336,8 @@ TEST_SUITE("host_vectors") {
         CHECK(best_vector_path() >= path);
       } else {
         CHECK_THROWS_WITH_AS(host_vector_executor{path},
-                             (std::string("vector_path: this processor has no ") + to_text(path) +
+                             (std::string("vector_path: this machine has no ") + to_text(path) +
+                              (path == vector_path::amx ? ", or the system refuses it" : "") +
                               "; use best_vector_path(), here " + to_text(best_vector_path()))
                                  .c_str(),
                              argument_error);

@@ -4,14 +4,24 @@
 #include <llmmem/kernels/paged_attention.hpp>
 
 #include <doctest/doctest.h>
+#include <pthread.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <random>
+#include <string>
+#include <thread>
 #include <vector>
+
+#if defined(__linux__)
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#endif
 
 #include "support/coded_world.hpp"
 #include "support/seeds.hpp"
@@ -98,6 +108,10 @@ struct many_heads {
   }
   /// The logarithms of the first row, then outputs of all rows, of which all have the same query.
   [[nodiscard]] std::vector<float> attend(vector_path path, const attention_options& options) const {
+    return attend_by(host_vector_executor(path), options);
+  }
+  template <class Executor>
+  [[nodiscard]] std::vector<float> attend_by(const Executor& run, const attention_options& options) const {
     const std::uint32_t heads = layout.heads * group;
     const std::vector<std::int32_t> sequences(rows, 0);
     const auto tokens = static_cast<std::int32_t>(length);
@@ -118,7 +132,7 @@ struct many_heads {
     how.log_sum_exp = logs.data();
     std::vector<std::byte> workspace(attention_workspace_bytes(rows, layout, how));
     const std::uint64_t vector = std::uint64_t{4} * layout.head_dim;
-    paged_attention(host_vector_executor(path), tables, {.rows = rows, .sequences = sequences.data()},
+    paged_attention(run, tables, {.rows = rows, .sequences = sequences.data()},
                     {reinterpret_cast<const std::byte*>(asked.data()), heads * vector, vector},
                     {reinterpret_cast<std::byte*>(out.data()), heads * vector, vector},
                     {const_cast<std::byte*>(cache.data()), table.size(), layout}, 0, workspace, how)
@@ -130,6 +144,53 @@ struct many_heads {
     return out;
   }
 };
+
+#if defined(__OPTIMIZE__)
+constexpr std::size_t small_stack = std::size_t{is_watched ? 1024 : 128} << 10;
+#elif defined(__clang__)
+constexpr std::size_t small_stack = std::size_t{is_watched ? 1024 : 240} << 10;
+#else
+constexpr std::size_t small_stack = std::size_t{is_watched ? 1024 : 176} << 10;
+#endif
+/// Runs all parts in a thread with a small stack.
+struct thread_of_small_stack {
+  template <class Run>
+  void operator()(std::uint64_t parts, const Run& run) const {
+    struct job {
+      std::uint64_t parts;
+      const Run& run;
+    } all{parts, run};
+    pthread_attr_t attributes;
+    REQUIRE(pthread_attr_init(&attributes) == 0);
+    REQUIRE(pthread_attr_setstacksize(&attributes, small_stack) == 0);
+    pthread_t thread{};
+    const auto work = [](void* of) -> void* {
+      const job& mine = *static_cast<const job*>(of);
+      for (std::uint64_t part = 0; part < mine.parts; ++part)
+        mine.run(part);
+      return nullptr;
+    };
+    REQUIRE(pthread_create(&thread, &attributes, work, &all) == 0);
+    REQUIRE(pthread_join(thread, nullptr) == 0);
+    pthread_attr_destroy(&attributes);
+  }
+};
+
+#if defined(__linux__)
+/// Lets the calling thread's calls of arch_prctl fail, as a sandbox does. Returns false if Linux has no such
+/// filter.
+bool refuse_tiles() {
+  sock_filter steps[] = {
+      {BPF_LD | BPF_W | BPF_ABS, 0, 0, offsetof(seccomp_data, nr)},
+      {BPF_JMP | BPF_JEQ | BPF_K, 0, 1, 158},  // arch_prctl of x86-64
+      {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ERRNO | EPERM},
+      {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW},
+  };
+  const sock_fprog program{4, steps};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+#endif
 
 /// Whether outputs after the first `from` floats differ by at most 1/50 of the largest: a code of a weight
 /// may be rounded to the next.
@@ -187,4 +248,34 @@ TEST_SUITE("integer_attention") {
       }
     }
   }
+
+  TEST_CASE("integer dots need a stack of 128 KiB when they are optimised") {
+    for (const auto seed : seeds(20, 10)) {
+      CAPTURE(seed);
+      std::mt19937_64 random(seed);
+      const many_heads world(random, 100);
+      for (const vector_path path : vector_paths) {
+        if (!has_vector_path(path)) continue;
+        CAPTURE(to_text(path));
+        const host_vector_executor<thread_of_small_stack> run(path);
+        CHECK(world.attend_by(run, {}) == world.attend(path, {}));
+      }
+    }
+  }
+
+#if defined(__linux__)
+  TEST_CASE("a machine has no AMX where Linux refuses its tiles") {
+    std::thread([] {
+      if (!refuse_tiles()) return;
+      CHECK(!has_vector_path(vector_path::amx));
+      CHECK(best_vector_path() != vector_path::amx);
+      CHECK_THROWS_WITH_AS(host_vector_executor{vector_path::amx},
+                           (std::string("vector_path: this machine has no amx, or the system refuses it; use "
+                                        "best_vector_path(), here ") +
+                            to_text(best_vector_path()))
+                               .c_str(),
+                           argument_error);
+    }).join();
+  }
+#endif
 }

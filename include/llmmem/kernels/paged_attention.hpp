@@ -93,8 +93,9 @@ enum class attention_arithmetic : std::uint8_t {
   host_vectors,
   /// Integer dots of a host (`host_vector_executor`), for keys and values in int8 or int4 with one scale for
   /// each vector; others are refused. A query head becomes int8, and weights times the values' scales become
-  /// eight bits for each 64 tokens; products are sums of integers, by AVX512-VNNI where the processor has it,
-  /// with equal integers elsewhere. It differs from `host_vectors` by these roundings:
+  /// eight bits for each 64 tokens; products are sums of integers, by AMX or AVX512-VNNI where the machine
+  /// has it (`vector_path`), with equal integers elsewhere. It differs from `host_vectors` by these
+  /// roundings:
   ///
   /// - a product by at most scale x (largest size of the query's elements / 254) x sum of the sizes of the
   ///   key's elements (all sizes here: without the zeros next to scales, which multiply floats);

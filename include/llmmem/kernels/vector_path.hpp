@@ -82,7 +82,8 @@ namespace detail {
 /// Returns `path` itself. @throws argument_error if this machine does not have it.
 inline vector_path checked_vector_path(vector_path path) {
   if (!has_vector_path(path)) {
-    throw argument_error(std::string("vector_path: this processor has no ") + to_text(path) +
+    throw argument_error(std::string("vector_path: this machine has no ") + to_text(path) +
+                         (path == vector_path::amx ? ", or the system refuses it" : "") +
                          "; use best_vector_path(), here " + to_text(best_vector_path()));
   }
   return path;

@@ -37,7 +37,8 @@ class amx_integers_work {
       : shape_(shape), codes_(codes), tables_(tables), shares_(shape) {
     chunks_ = (shape.group - 1) / vector_heads + 1;
     if (are_neighbours(codes.keys) && are_neighbours(codes.values))
-      walked_ = walked_heads(shape.heads, shape.group);
+      walked_ = walked_heads(shape.heads, shape.group,
+                             std::size_t{std::max(shape.key_packs, shape.value_packs)} * attention_pack);
     // A few threads should not wait for one.
     constexpr std::uint64_t least_items = 8;
     while (walked_ > 1 && items() < least_items)

@@ -68,7 +68,7 @@ LLMMEM_ALWAYS_INLINE void copy_keys(std::size_t bytes, const std::byte* const* r
 LLMMEM_ALWAYS_INLINE void multiply_keys(const amx_sums& of, const amx_tile& tile, std::size_t walk,
                                         std::size_t offset, amx_requests& next,
                                         amx_scratch& scratch) noexcept {
-  const std::uint32_t* const query = of.queries + walk * of.pitch * query_words;
+  const std::uint32_t* const query = of.queries + walk * of.query_step();
   std::int32_t* const products = scratch.products + walk * of.pitch * integer_tile_tokens;
   const bool is_whole = of.key_code == dtype::int8 && of.key_bytes % row_bytes == 0;
   for (std::size_t pair = 0; pair < integer_tile_tokens; pair += 2 * tile_rows) {
@@ -79,7 +79,7 @@ LLMMEM_ALWAYS_INLINE void multiply_keys(const amx_sums& of, const amx_tile& tile
       step[i] = tile.key_steps[t / tile_rows];
       from[i] = tile.of.keys.codes[t] + offset;
       if (is_whole && step[i] != 0) continue;
-      std::byte* const copy = scratch.keys + i * tile_rows * vector_elements;
+      std::byte* const copy = scratch.keys() + i * tile_rows * vector_elements;
       if (of.key_code == dtype::int8) {
         copy_keys<dtype::int8>(of.key_bytes, tile.of.keys.codes + t, offset, copy);
       } else {
@@ -104,18 +104,22 @@ LLMMEM_ALWAYS_INLINE void multiply_keys(const amx_sums& of, const amx_tile& tile
   }
 }
 
-/// Puts the values of four tokens into words, those of four bits times 16: the tokens whose weights are in a
-/// word.
+/// Puts a part of the values of four tokens into words, those of four bits times 16: the tokens whose weights
+/// are in a word.
+/// @param first  the part's first element
 template <dtype Code, unsigned Pitch>
 LLMMEM_ALWAYS_INLINE void arrange_amx_values(const amx_sums& of, const amx_tile& tile, std::size_t offset,
-                                             amx_requests& next, std::uint32_t* to) noexcept {
+                                             std::size_t first, amx_requests& next,
+                                             std::uint32_t* to) noexcept {
   constexpr std::size_t apart = 16 / Pitch;
+  const std::size_t from = first / codes_in_byte(Code);
+  const std::size_t end = std::min(of.value_bytes, from + value_part / codes_in_byte(Code));
   for (std::size_t word = 0; word < tile_rows; ++word) {
-    const std::size_t first = word / apart * apart * 4 + word % apart;
+    const std::size_t token = word / apart * apart * 4 + word % apart;
     const std::byte* rows[4];
     for (std::size_t i = 0; i < 4; ++i)
-      rows[i] = tile.of.values.codes[first + i * apart] + offset;
-    for (std::size_t at = 0; at < of.value_bytes; at += row_bytes) {
+      rows[i] = tile.of.values.codes[token + i * apart] + offset;
+    for (std::size_t at = from; at < end; at += row_bytes) {
       byte_lanes<16> x[4];
       load_tokens<4>(rows, at, of.value_bytes - at, x);
       alternate_tokens<16>(x);
@@ -134,32 +138,39 @@ LLMMEM_ALWAYS_INLINE void arrange_amx_values(const amx_sums& of, const amx_tile&
         }
       }
     }
-    if (word % 2 == 0) next.some();
+    if (first == 0 && word % 2 == 0) next.some();
   }
 }
 
-/// Adds the weighted values of a tile to the sums of a head.
-LLMMEM_ALWAYS_INLINE void add_amx_values(amx_sums& of, std::size_t walk, amx_scratch& scratch) noexcept {
+/// Adds a part of the weighted values of a tile to the sums of a head.
+/// @param part  of all heads
+/// @param two  1 if each head has two parts, else 0
+LLMMEM_ALWAYS_INLINE void add_amx_values(amx_sums& of, std::size_t part, std::size_t two,
+                                         amx_scratch& scratch) noexcept {
+  const std::size_t walk = part >> two;
+  const std::size_t first = (part & two) * value_part;
+  const std::uint32_t* const values = scratch.values[part % 2];
+  std::int32_t* const sums = scratch.added();
+  const std::size_t length = std::min(value_part, of.value_stride - first);
   load_tile<5>(scratch.weight_rows + walk * of.pitch * 16, row_bytes);
-  const std::uint32_t* const values = scratch.values[walk % 2];
-  const std::size_t step = of.value_stride * 4;
-  for (std::size_t e = 0; e < of.value_stride; e += 32) {
+  const std::size_t step = length * 4;
+  for (std::size_t e = 0; e < length; e += 32) {
     clear_tile<6>();
     load_tile<3>(values + e, step);
     add_unsigned_dots<6, 5, 3>();
-    store_tile<6>(scratch.added + e * vector_heads, row_bytes);
+    store_tile<6>(sums + e * vector_heads, row_bytes);
     clear_tile<7>();
     load_tile<4>(values + e + 16, step);
     add_unsigned_dots<7, 5, 4>();
-    store_tile<7>(scratch.added + (e + 16) * vector_heads, row_bytes);
+    store_tile<7>(sums + (e + 16) * vector_heads, row_bytes);
   }
   const float unit = is_half_byte(of.value_code) ? 1.0F / 16 : 1.0F;
-  float* to = of.sums + walk * of.queries_of * of.value_stride;
+  float* to = of.sums + walk * of.queries_of * of.value_stride + first;
   for (std::size_t h = 0; h < of.queries_of; ++h, to += of.value_stride) {
     const float scale = scratch.scales[walk][h] * unit;
-    for (std::size_t e = 0; e < of.value_stride; e += 16) {
+    for (std::size_t e = 0; e < length; e += 16) {
       integer_lanes<16> added;
-      std::memcpy(&added, scratch.added + e * vector_heads + h * 16, sizeof(added));
+      std::memcpy(&added, sums + e * vector_heads + h * 16, sizeof(added));
       float_lanes<16> x;
       float_lanes<16> all;
       convert_lanes<16>(added, x);
@@ -209,16 +220,20 @@ LLMMEM_ALWAYS_INLINE void attend_amx_by(const attention_codes& codes, const amx_
   for (std::size_t w = 0; w < of.walked; ++w)
     multiply_keys(of, tile, w, planes.keys[w].codes, next, scratch);
   weigh_heads<Pitch>(codes, tile, of, planes, next, scratch);
-  for (std::size_t w = 0; w < of.walked; ++w) {
+  const std::size_t two = of.value_stride > value_part ? 1 : 0;
+  const std::size_t parts = of.walked << two;
+  for (std::size_t i = 0; i < parts; ++i) {
+    const std::size_t from = planes.values[i >> two].codes;
+    const std::size_t first = (i & two) * value_part;
     if (of.value_code == dtype::int8) {
-      arrange_amx_values<dtype::int8, Pitch>(of, tile, planes.values[w].codes, next, scratch.values[w % 2]);
+      arrange_amx_values<dtype::int8, Pitch>(of, tile, from, first, next, scratch.values[i % 2]);
     } else {
-      arrange_amx_values<dtype::int4, Pitch>(of, tile, planes.values[w].codes, next, scratch.values[w % 2]);
+      arrange_amx_values<dtype::int4, Pitch>(of, tile, from, first, next, scratch.values[i % 2]);
     }
     // What was just stored is read later: tiles would wait for it.
-    if (w != 0) add_amx_values(of, w - 1, scratch);
+    if (i != 0) add_amx_values(of, i - 1, two, scratch);
   }
-  add_amx_values(of, of.walked - 1, scratch);
+  add_amx_values(of, parts - 1, two, scratch);
 }
 
 /// Adds a tile to the sums. nvcc's compiler for devices crashes on its body, and needs none.

@@ -40,8 +40,8 @@ struct amx_head {
 
 /// Heads of the cache that are read together, and what came of the tokens so far.
 struct amx_sums {
-  alignas(64) std::uint32_t queries[walked_lanes * query_words];  // of each head: [4 codes of keys][pitch]
-  alignas(64) float sums[walked_lanes * vector_elements];         // of each head: [queries][value_stride]
+  alignas(64) std::uint32_t queries[walked_elements / 4];  // of each head: [4 codes of keys][pitch]
+  alignas(64) float sums[walked_elements];                 // of each head: [queries][value_stride]
   amx_head heads[most_walked];
   dtype key_code = dtype::int8;
   dtype value_code = dtype::int8;
@@ -64,18 +64,20 @@ struct amx_sums {
     value_bytes = value_elements / codes_in_byte(values);
     key_chunks = (key_bytes + row_bytes - 1) / row_bytes * codes_in_byte(keys);
     value_stride = integer_stride(values, value_elements, widest_lanes);
-    std::fill_n(queries, walked * pitch * query_words, 0U);
+    std::fill_n(queries, walked * query_step(), 0U);
     std::fill_n(sums, walked * queries_of * value_stride, 0.0F);
     for (std::size_t w = 0; w < walked; ++w) {
       std::fill_n(heads[w].most, widest_lanes, lowest());
       std::fill_n(heads[w].totals, widest_lanes, 0.0F);
     }
   }
+  /// Returns the words of the queries of a head of the cache.
+  [[nodiscard]] std::size_t query_step() const noexcept { return key_chunks * tile_rows * pitch; }
   /// Stores a query head. Codes of four bits come as rows of the lower halves of bytes, then of the upper
   /// ones, both times 16.
   void set_query(std::size_t walk, std::size_t h, const integer_query& of) noexcept {
     const std::size_t in_byte = codes_in_byte(key_code);
-    std::uint32_t* const words = queries + walk * pitch * query_words;
+    std::uint32_t* const words = queries + walk * query_step();
     for (std::size_t i = 0; i < key_bytes * in_byte; ++i) {
       const std::size_t byte = i / in_byte;
       const std::size_t at = (byte / row_bytes * in_byte + i % in_byte) * row_bytes + byte % row_bytes;
@@ -124,21 +126,31 @@ struct amx_tile {
   std::size_t key_steps[integer_tile_tokens / tile_rows];  // between 16 tokens, or 0: not one
 };
 
+/// Values are arranged and added up to this many elements of a vector at a time.
+inline constexpr std::size_t value_part = 128;
+static_assert(vector_elements == 2 * value_part);
+
 /// Steps go through all heads of a tile, so that the processor begins with a head while it waits for another.
+/// Two buffers serve twice, because a thread's stack is small.
 struct amx_scratch {
-  alignas(64) std::int32_t products[walked_lanes * integer_tile_tokens];  // of each head: [tokens][pitch]
-  alignas(64) float weights[vector_heads * integer_tile_tokens];          // of one, in the same way
-  alignas(64) std::byte keys[2 * tile_rows * vector_elements];
-  alignas(64) std::uint32_t values[2][integer_tile_tokens * vector_elements / 4]{};
+  /// Of each head: [tokens][pitch]. After the weights, of one part of values: [16 elements][queries][16].
+  alignas(64) std::int32_t products[walked_lanes * integer_tile_tokens];
+  alignas(64) float weights[vector_heads * integer_tile_tokens];  // of one, in the same way
+  /// Two parts of values. Before them, keys of 32 tokens.
+  alignas(64) std::uint32_t values[2][integer_tile_tokens * value_part / 4]{};
   alignas(64) std::uint32_t codes[vector_heads * integer_tile_tokens / 4];
   alignas(64) std::uint32_t weight_rows[walked_lanes * integer_tile_tokens / 4];  // of each head: [pitch][16]
-  alignas(64) std::int32_t added[vector_heads * vector_elements];  // [16 elements][queries][16]
   alignas(64) float key_scales[integer_tile_tokens];
   alignas(64) float value_scales[integer_tile_tokens];
   alignas(64) float key_zeros[integer_tile_tokens];
   alignas(64) float value_zeros[integer_tile_tokens];
   float scales[most_walked][widest_lanes];  // of the weights' codes
+
+  [[nodiscard]] std::int32_t* added() noexcept { return products; }
+  [[nodiscard]] std::byte* keys() noexcept { return reinterpret_cast<std::byte*>(values); }
 };
+static_assert(vector_heads * value_part <= walked_lanes * integer_tile_tokens);
+static_assert(2 * tile_rows * vector_elements <= 2 * integer_tile_tokens * value_part);
 
 /// A head's planes within those of the first head: what to add to addresses, and what scales the scales.
 struct amx_plane {

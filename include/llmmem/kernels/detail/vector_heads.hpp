@@ -20,16 +20,20 @@ inline constexpr std::uint32_t vector_heads = 16;
 [[nodiscard]] constexpr std::size_t lane_pitch(std::size_t queries) noexcept {
   return queries == 1 ? 1 : queries <= 4 ? 4 : queries <= 8 ? 8 : 16;
 }
-/// Lanes of an item of AMX at most: with 256 elements their sums take 64 KiB, and with a tile 170 KiB of a
-/// thread's stack, in the second level of a processor's cache.
+/// Lanes of an item of AMX at most, and their elements: their sums take 32 KiB, and an item 105 KiB of a
+/// thread's stack, because musl gives a thread 128 KiB; they stay in the second level of a processor's cache.
 inline constexpr std::size_t walked_lanes = 64;
+inline constexpr std::size_t walked_elements = walked_lanes * 128;
 inline constexpr std::size_t most_walked = 16;
 
 /// Returns the heads of the cache that an item of AMX reads together, if those of a token are neighbours.
 /// @param group  query heads for each
-[[nodiscard]] constexpr std::uint32_t walked_heads(std::uint32_t heads, std::uint32_t group) noexcept {
+/// @param elements  of a key or a value, the longer of both: at most 256
+[[nodiscard]] constexpr std::uint32_t walked_heads(std::uint32_t heads, std::uint32_t group,
+                                                   std::size_t elements) noexcept {
+  const std::size_t all = elements <= 128 ? walked_lanes : walked_elements / 256;
   const std::size_t lanes = lane_pitch(std::min(group, vector_heads));
-  return std::min(heads, static_cast<std::uint32_t>(std::min(most_walked, walked_lanes / lanes)));
+  return std::min(heads, static_cast<std::uint32_t>(std::min(most_walked, all / lanes)));
 }
 
 }  // namespace detail
