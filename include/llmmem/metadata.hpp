@@ -34,9 +34,8 @@ struct metadata_source {
   allocate_function allocate = [](void*, std::size_t bytes, std::size_t alignment) -> void* {
     return ::operator new(bytes, std::align_val_t{alignment});
   };
-  deallocate_function deallocate = [](void*, void* memory, std::size_t bytes,
-                                      std::size_t alignment) noexcept {
-    ::operator delete(memory, bytes, std::align_val_t{alignment});
+  deallocate_function deallocate = [](void*, void* memory, std::size_t, std::size_t alignment) noexcept {
+    ::operator delete(memory, std::align_val_t{alignment});
   };
   void* context = nullptr;  ///< passed to both; must outlive every structure built with this source
 };

@@ -34,6 +34,13 @@ if("tidy" IN_LIST LLMMEM_TESTS)
     NEEDS clang-tidy-19
     DEBIAN clang-tidy-19
     COMMAND bash "${gates}/tidy.sh" PROGRAM "${work}/tidy")
+  # The oldest clang++ that the README names, which lacks features of the others.
+  llmmem_add_gate(
+    oldest_clang
+    NEEDS clang++-16
+    DEBIAN clang-16
+    COMMAND PROGRAM -std=c++20 -fsyntax-only -Iinclude -Wall -Wextra -Wconversion -Wsign-conversion -Wpedantic -Wshadow -Wold-style-cast
+            -Werror -include llmmem/llmmem.hpp -x c++ /dev/null)
 endif()
 if(NOT "tree" IN_LIST LLMMEM_TESTS)
   return()

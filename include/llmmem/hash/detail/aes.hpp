@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/cpu_feature.hpp>
 
 #include <array>
 #include <bit>
@@ -146,8 +147,8 @@ enum class aes_path : std::uint8_t {
 #if defined(__x86_64__)
   const bool narrow = __builtin_cpu_supports("aes") != 0;
   if (path == aes_path::instructions) return narrow;
-  return narrow && __builtin_cpu_supports("vaes") != 0 && __builtin_cpu_supports("avx512f") != 0 &&
-         __builtin_cpu_supports("avx512vl") != 0;
+  return narrow && detail::has_cpu_feature(detail::cpu_feature::vaes) &&
+         __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512vl") != 0;
 #elif defined(__aarch64__) && defined(__linux__)
   return path == aes_path::instructions && (getauxval(AT_HWCAP) & (1UL << 3)) != 0;  // HWCAP_AES
 #else

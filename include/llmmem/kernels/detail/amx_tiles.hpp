@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/detail/cpu_feature.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +22,7 @@ namespace detail {
 /// sandbox, is false. A system call: about 0.1 microseconds.
 [[nodiscard]] inline bool may_use_amx() noexcept {
 #if defined(__x86_64__) && defined(__linux__)
-  if (__builtin_cpu_supports("amx-tile") == 0 || __builtin_cpu_supports("amx-int8") == 0) return false;
+  if (!has_cpu_feature(cpu_feature::amx_tile) || !has_cpu_feature(cpu_feature::amx_int8)) return false;
   constexpr long request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long tile_data = 18;               // XFEATURE_XTILEDATA
   return ::syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
