@@ -34,12 +34,12 @@ template <dtype Code>
 LLMMEM_ALWAYS_INLINE void copy_key_row(const word_lanes<widest_lanes>& raw, std::byte* to) noexcept {
   using words = word_lanes<widest_lanes>;
   if constexpr (Code == dtype::int8) {
-    std::memcpy(to, &raw, row_bytes);
+    std::memcpy(to, &raw, tile_row_bytes);
   } else {
     const words even = (raw << 4) & 0xF0F0'F0F0U;
     const words odd = raw & 0xF0F0'F0F0U;
-    std::memcpy(to, &even, row_bytes);
-    std::memcpy(to + row_bytes, &odd, row_bytes);
+    std::memcpy(to, &even, tile_row_bytes);
+    std::memcpy(to + tile_row_bytes, &odd, tile_row_bytes);
   }
 }
 /// Copies the keys of 16 tokens to rows of 256 bytes, with zeros after their last.
@@ -48,17 +48,17 @@ LLMMEM_ALWAYS_INLINE void copy_keys(std::size_t bytes, const std::byte* const* r
                                     std::byte* to) noexcept {
   constexpr std::size_t in_byte = codes_in_byte(Code);
   word_lanes<widest_lanes> raw{};
-  if (bytes == row_bytes) {
+  if (bytes == tile_row_bytes) {
     for (std::size_t t = 0; t < tile_rows; ++t) {
-      std::memcpy(&raw, rows[t] + offset, row_bytes);
+      std::memcpy(&raw, rows[t] + offset, tile_row_bytes);
       copy_key_row<Code>(raw, to + t * vector_elements);
     }
     return;
   }
   for (std::size_t t = 0; t < tile_rows; ++t) {
-    for (std::size_t from = 0; from < bytes; from += row_bytes) {
+    for (std::size_t from = 0; from < bytes; from += tile_row_bytes) {
       raw = word_lanes<widest_lanes>{};
-      std::memcpy(&raw, rows[t] + offset + from, std::min(bytes - from, row_bytes));
+      std::memcpy(&raw, rows[t] + offset + from, std::min(bytes - from, tile_row_bytes));
       copy_key_row<Code>(raw, to + t * vector_elements + from * in_byte);
     }
   }
@@ -70,7 +70,7 @@ LLMMEM_ALWAYS_INLINE void multiply_keys(const amx_sums& of, const amx_tile& tile
                                         amx_scratch& scratch) noexcept {
   const std::uint32_t* const query = of.queries + walk * of.query_step();
   std::int32_t* const products = scratch.products + walk * of.pitch * integer_tile_tokens;
-  const bool is_whole = of.key_code == dtype::int8 && of.key_bytes % row_bytes == 0;
+  const bool is_whole = of.key_code == dtype::int8 && of.key_bytes % tile_row_bytes == 0;
   for (std::size_t pair = 0; pair < integer_tile_tokens; pair += 2 * tile_rows) {
     const std::byte* from[2];
     std::size_t step[2];
@@ -92,9 +92,9 @@ LLMMEM_ALWAYS_INLINE void multiply_keys(const amx_sums& of, const amx_tile& tile
     clear_tile<1>();
     for (std::size_t chunk = 0; chunk < of.key_chunks; ++chunk) {
       load_tile<2>(query + chunk * tile_rows * of.pitch, 4 * of.pitch);
-      load_tile<3>(from[0] + chunk * row_bytes, step[0]);
+      load_tile<3>(from[0] + chunk * tile_row_bytes, step[0]);
       add_signed_dots<0, 3, 2>();
-      load_tile<4>(from[1] + chunk * row_bytes, step[1]);
+      load_tile<4>(from[1] + chunk * tile_row_bytes, step[1]);
       add_signed_dots<1, 4, 2>();
     }
     next.some();
@@ -119,7 +119,7 @@ LLMMEM_ALWAYS_INLINE void arrange_amx_values(const amx_sums& of, const amx_tile&
     const std::byte* rows[4];
     for (std::size_t i = 0; i < 4; ++i)
       rows[i] = tile.of.values.codes[token + i * apart] + offset;
-    for (std::size_t at = from; at < end; at += row_bytes) {
+    for (std::size_t at = from; at < end; at += tile_row_bytes) {
       byte_lanes<16> x[4];
       load_tokens<4>(rows, at, of.value_bytes - at, x);
       alternate_tokens<16>(x);
@@ -152,17 +152,17 @@ LLMMEM_ALWAYS_INLINE void add_amx_values(amx_sums& of, std::size_t part, std::si
   const std::uint32_t* const values = scratch.values[part % 2];
   std::int32_t* const sums = scratch.added();
   const std::size_t length = std::min(value_part, of.value_stride - first);
-  load_tile<5>(scratch.weight_rows + walk * of.pitch * 16, row_bytes);
+  load_tile<5>(scratch.weight_rows + walk * of.pitch * 16, tile_row_bytes);
   const std::size_t step = length * 4;
   for (std::size_t e = 0; e < length; e += 32) {
     clear_tile<6>();
     load_tile<3>(values + e, step);
     add_unsigned_dots<6, 5, 3>();
-    store_tile<6>(sums + e * vector_heads, row_bytes);
+    store_tile<6>(sums + e * vector_heads, tile_row_bytes);
     clear_tile<7>();
     load_tile<4>(values + e + 16, step);
     add_unsigned_dots<7, 5, 4>();
-    store_tile<7>(sums + (e + 16) * vector_heads, row_bytes);
+    store_tile<7>(sums + (e + 16) * vector_heads, tile_row_bytes);
   }
   const float unit = is_half_byte(of.value_code) ? 1.0F / 16 : 1.0F;
   float* to = of.sums + walk * of.queries_of * of.value_stride + first;

@@ -28,7 +28,7 @@ namespace detail {
 
 /// Rows of a tile of AMX, and words and bytes of a row.
 inline constexpr std::size_t tile_rows = 16;
-inline constexpr std::size_t row_bytes = 64;
+inline constexpr std::size_t tile_row_bytes = 64;
 
 /// What a head of the cache needs from tile to tile, for the query head i % pitch in lane i.
 struct amx_head {
@@ -62,7 +62,7 @@ struct amx_sums {
     value_code = values;
     key_bytes = key_elements / codes_in_byte(keys);
     value_bytes = value_elements / codes_in_byte(values);
-    key_chunks = (key_bytes + row_bytes - 1) / row_bytes * codes_in_byte(keys);
+    key_chunks = (key_bytes + tile_row_bytes - 1) / tile_row_bytes * codes_in_byte(keys);
     value_stride = integer_stride(values, value_elements, widest_lanes);
     std::fill_n(queries, walked * query_step(), 0U);
     std::fill_n(sums, walked * queries_of * value_stride, 0.0F);
@@ -80,7 +80,8 @@ struct amx_sums {
     std::uint32_t* const words = queries + walk * query_step();
     for (std::size_t i = 0; i < key_bytes * in_byte; ++i) {
       const std::size_t byte = i / in_byte;
-      const std::size_t at = (byte / row_bytes * in_byte + i % in_byte) * row_bytes + byte % row_bytes;
+      const std::size_t at =
+          (byte / tile_row_bytes * in_byte + i % in_byte) * tile_row_bytes + byte % tile_row_bytes;
       words[at / 4 * pitch + h] |= (static_cast<std::uint32_t>(of.codes[i]) & 0xFFU) << (at % 4 * 8);
     }
     const float unit = in_byte == 2 ? 1.0F / 16 : 1.0F;
@@ -113,9 +114,9 @@ struct amx_sums {
     for (unsigned tile = 0; tile < 3; ++tile)
       out.set(tile, tile_rows, 4 * pitch);
     for (unsigned tile = 3; tile < 5; ++tile)
-      out.set(tile, tile_rows, row_bytes);
+      out.set(tile, tile_rows, tile_row_bytes);
     for (unsigned tile = 5; tile < 8; ++tile)
-      out.set(tile, queries_of, row_bytes);
+      out.set(tile, queries_of, tile_row_bytes);
     return out;
   }
 };

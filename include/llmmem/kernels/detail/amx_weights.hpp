@@ -267,7 +267,7 @@ LLMMEM_ALWAYS_INLINE void weigh_head(const attention_codes& codes, amx_sums& of,
 template <unsigned Pitch>
 LLMMEM_ALWAYS_INLINE void store_weight_rows(const std::uint32_t* codes, std::uint32_t* rows) noexcept {
   if constexpr (Pitch == 1) {
-    std::memcpy(rows, codes, row_bytes);
+    std::memcpy(rows, codes, tile_row_bytes);
   } else {
     for (std::size_t from = 0; from < 16; from += Pitch) {
       float_lanes<Pitch> x[Pitch];
