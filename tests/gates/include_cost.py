@@ -23,7 +23,7 @@ TOOL_LIMITS = {
     "llmmem/kernels/near_attention.hpp": 62_000,
     "llmmem/kernels/rank_attention.hpp": 63_000,
     "llmmem/kernels/open_and_closed.hpp": 62_000,
-    "llmmem/kernels/host_vector_executor.hpp": 62_000,
+    "llmmem/kernels/host_vector_executor.hpp": 64_000,
     "llmmem/kernels/block_summary.hpp": 62_000,
     "llmmem/testing/near_storage.hpp": 62_000,
     # An image that the ranks share out, and the versions of its copy on a device.
