@@ -22,6 +22,7 @@ class fence_loop::scheduler {
  public:
   using scheduler_concept = stdexec::scheduler_t;
 
+  /// The sender of `schedule`.
   class sender {
    public:
     using sender_concept = stdexec::sender_t;
@@ -49,18 +50,12 @@ class fence_loop::scheduler {
 
  private:
   friend class fence_loop;
-  friend struct detail::loop_attributes;
   explicit scheduler(fence_loop& loop) noexcept : loop_(&loop) {}
   fence_loop* loop_;
 };
 
 inline fence_loop::scheduler fence_loop::get_scheduler() noexcept {
   return scheduler(*this);
-}
-
-template <class Signal>
-auto detail::loop_attributes::query(stdexec::get_completion_scheduler_t<Signal>) const noexcept {
-  return fence_loop::scheduler(*loop);
 }
 
 /// The sender of `when_passed`.

@@ -32,6 +32,7 @@ concept refit_source = requires(S& source, tensor_id tensor) {
 /// Pieces in memory, or in a mapped file.
 class refit_spans {
  public:
+  /// A piece of the state, at one address while this lives.
   struct held {
     std::span<const std::byte> piece{};
     [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return piece; }
@@ -56,6 +57,7 @@ class refit_state {
  public:
   using lease_type =
       std::remove_cvref_t<decltype(*std::declval<State&>().lease(tensor_id{}, access_mode::read))>;
+  /// A piece of the state, at one address while this lives.
   struct held {
     lease_type lease{};
     [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return lease.local(); }

@@ -42,8 +42,11 @@ template <bool last, fence F>
 struct loop_attributes {
   fence_loop* loop;
 
-  template <class Signal>
-  [[nodiscard]] auto query(stdexec::get_completion_scheduler_t<Signal>) const noexcept;
+  // `Loop`, because the scheduler is defined after this.
+  template <class Signal, class Loop = fence_loop>
+  [[nodiscard]] typename Loop::scheduler query(stdexec::get_completion_scheduler_t<Signal>) const noexcept {
+    return loop->get_scheduler();
+  }
 };
 
 template <class Receiver>
