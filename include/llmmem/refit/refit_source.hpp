@@ -32,7 +32,7 @@ concept refit_source = requires(S& source, tensor_id tensor) {
 /// Pieces in memory, or in a mapped file.
 class refit_spans {
  public:
-  /// A piece of the state, at one address while this lives.
+  /// A tensor's piece, where the caller keeps it.
   struct held {
     std::span<const std::byte> piece{};
     [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return piece; }
