@@ -417,7 +417,7 @@ TEST_SUITE("damage in memory that others read") {
     CHECK(nodes.all[2]->pool().stats().read_blocks == 10);
   }
 
-  TEST_CASE("an index entry that was damaged is written anew, and its block stays") {
+  TEST_CASE("the owner writes a damaged index entry again, and its block stays") {
     memory_cluster<shared_memory_mover> nodes(3, 64, memory_of(64));
     nodes.serve(0, prompt);
     const kv_chain chain(nodes.all[0]->cache(), prompt);
