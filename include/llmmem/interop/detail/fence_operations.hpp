@@ -42,10 +42,10 @@ template <bool last, fence F>
 struct loop_attributes {
   fence_loop* loop;
 
-  // `Loop`, because the scheduler is defined after this.
+  // `Loop`, because the scheduler is defined after this: all that names it waits for the instance.
   template <class Signal, class Loop = fence_loop>
   [[nodiscard]] typename Loop::scheduler query(stdexec::get_completion_scheduler_t<Signal>) const noexcept {
-    return loop->get_scheduler();
+    return static_cast<Loop*>(loop)->get_scheduler();
   }
 };
 
