@@ -63,7 +63,7 @@ class host_vector_executor : public host_executor {
   /// Attends to the shares of all rows: for `paged_attention`, which has checked them.
   template <dtype Element, class Tables>
   result<void> attend_by_vectors(const detail::attention_shape& shape, const Tables& tables) const {
-    const detail::vector_attention_work<Element, Tables> work(shape, tables, detail::float_path(path_));
+    const detail::vector_attention_work<Element, Tables> work(shape, tables, path_);
     team_(work.items(), [&](std::uint64_t item) noexcept { work.run(item); });
     return {};
   }
