@@ -38,12 +38,25 @@ template <dtype Element, class Tables>
 class vector_attention_work {
  public:
   vector_attention_work(const attention_shape& shape, const Tables& tables, vector_path path) noexcept
-      : shape_(shape), tables_(tables), shares_(shape), path_(float_path_of<Element>(path)) {}
+      : shape_(shape), tables_(tables), shares_(shape), path_(float_path_of<Element>(path)) {
+    if (path_ != vector_path::amx) return;
+    const auto are_neighbours = [](const plane_strides& strides) { return strides.head < strides.token; };
+    if (are_neighbours(shape.keys.strides) && are_neighbours(shape.values.strides))
+      walked_ = walked_heads(shape.heads, shape.group,
+                             std::size_t{std::max(shape.key_packs, shape.value_packs)} * attention_pack);
+    // A few threads should not wait for one.
+    constexpr std::uint64_t least_items = 8;
+    while (walked_ > 1 && items() < least_items)
+      walked_ = (walked_ + 1) / 2;
+  }
 
-  [[nodiscard]] std::uint64_t items() const noexcept { return shares_.items(shape_); }
+  [[nodiscard]] std::uint64_t items() const noexcept {
+    if (walked_ == 1) return shares_.items(shape_);
+    return shape_.rows * shape_.shares.by() * units();
+  }
 
   void run(std::uint64_t item) const noexcept {
-    const attention_place at = shares_.at(item, shape_, tables_);
+    const attention_place at = shares_.at(first_share(item), shape_, tables_);
     if (at.queries == 0) return;
     // The smallest elements of half and fp8 are subnormal floats on their way to be floats.
     const subnormal_guard exact;
@@ -64,26 +77,52 @@ class vector_attention_work {
   }
 
  private:
+  [[nodiscard]] static std::uint32_t chunks_of(const attention_shape& shape) noexcept {
+    return (shape.group - 1) / vector_heads + 1;
+  }
+  /// Returns the items of a share.
+  [[nodiscard]] std::uint64_t units() const noexcept {
+    return std::uint64_t{(shape_.heads - 1) / walked_ + 1} * chunks_of(shape_);
+  }
+  /// Returns the item of the first head that an item reads, if each read one.
+  [[nodiscard]] std::uint64_t first_share(std::uint64_t item) const noexcept {
+    if (walked_ == 1) return item;
+    const std::uint64_t chunks = chunks_of(shape_);
+    const std::uint64_t unit = item % units();
+    return (item / units() * shape_.heads + unit / chunks * walked_) * chunks + unit % chunks;
+  }
+
 #if defined(__x86_64__)
   /// The same by tiles of AMX.
   void run_tiles(const attention_place& at) const noexcept {
     amx_float_sums sums;        // NOLINT(*-member-init): begin() writes what is read
     amx_float_scratch scratch;  // NOLINT(*-member-init): each step writes what the next one reads
-    sums.begin<Element>(at.queries, std::size_t{shape_.key_packs} * attention_pack,
+    sums.begin<Element>(std::min(walked_, shape_.heads - at.head), at.queries,
+                        std::size_t{shape_.key_packs} * attention_pack,
                         std::size_t{shape_.value_packs} * attention_pack);
-    each_query(at, [&](std::uint32_t h, std::uint32_t element, float x) {
-      sums.template set_query<Element>(h, element, x);
-    });
+    for (std::uint32_t w = 0; w < sums.walked; ++w) {
+      each_query(place_of_head(at, w), [&](std::uint32_t h, std::uint32_t element, float x) {
+        sums.template set_query<Element>(w, h, element, x);
+      });
+    }
     const tile_use tiles(sums.shapes());
     vector_tokens tokens[2];  // NOLINT(*-member-init): gather() does
     std::uint32_t position = gather(at, at.from, tokens[0]);
     for (unsigned turn = 0; tokens[turn].count != 0; turn ^= 1U) {
       position = gather(at, position, tokens[turn ^ 1U]);
-      attend_amx_floats<Element>(tokens[turn], tokens[turn ^ 1U], sums, scratch);
+      attend_amx_floats<Element>(tokens[turn], tokens[turn ^ 1U], shape_.keys.strides.head,
+                                 shape_.values.strides.head, sums, scratch);
     }
-    finish_vectors(shape_, at, sums, [](std::uint32_t pack, std::uint32_t i) {
-      return amx_pair_place(amx_place<Element>(std::size_t{pack} * attention_pack + i));
-    });
+    for (std::uint32_t w = 0; w < sums.walked; ++w) {
+      finish_vectors(shape_, place_of_head(at, w), sums.head(w), [](std::uint32_t pack, std::uint32_t i) {
+        return amx_pair_place(amx_place<Element>(std::size_t{pack} * attention_pack + i));
+      });
+    }
+  }
+  [[nodiscard]] attention_place place_of_head(attention_place at, std::uint32_t w) const noexcept {
+    at.head += w;
+    at.first_query += w * shape_.group;
+    return at;
   }
 #endif
 
@@ -156,6 +195,7 @@ class vector_attention_work {
   Tables tables_;
   attention_shares<vector_heads> shares_;
   vector_path path_;
+  std::uint32_t walked_ = 1;  // heads of the cache that an item reads together
 };
 
 }  // namespace detail
