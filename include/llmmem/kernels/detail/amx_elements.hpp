@@ -58,9 +58,15 @@ inline constexpr amx_e4m3_bytes amx_e4m3{};
 
 #if defined(__x86_64__)
 
+/// The target of all functions that are inlined into attention by products of bf16: clang++ wants an
+/// instruction's target in each of them.
+#define LLMMEM_AMX_FLOATS \
+  [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,amx-tile,amx-bf16")]]
+
 /// Looks up the lower seven bits of each byte.
-LLMMEM_ALWAYS_INLINE void look_up_bytes(const std::uint8_t (&table)[128], const byte_lanes<16>& at,
-                                        byte_lanes<16>& to) noexcept {
+LLMMEM_AMX_FLOATS LLMMEM_ALWAYS_INLINE void look_up_bytes(const std::uint8_t (&table)[128],
+                                                          const byte_lanes<16>& at,
+                                                          byte_lanes<16>& to) noexcept {
   byte_lanes<16> first;
   byte_lanes<16> second;
   std::memcpy(&first, table, sizeof(first));
@@ -73,8 +79,8 @@ LLMMEM_ALWAYS_INLINE void look_up_bytes(const std::uint8_t (&table)[128], const 
 
 /// Converts 64 bytes of a cache, in the order of `amx_place`.
 template <dtype Element>
-LLMMEM_ALWAYS_INLINE void load_bf16(const std::byte* from,
-                                    byte_lanes<16> (&to)[amx_vectors<Element>]) noexcept {
+LLMMEM_AMX_FLOATS LLMMEM_ALWAYS_INLINE void load_bf16(const std::byte* from,
+                                                      byte_lanes<16> (&to)[amx_vectors<Element>]) noexcept {
   byte_lanes<16> raw;
   std::memcpy(&raw, from, sizeof(raw));
   if constexpr (Element == dtype::bf16) {
@@ -92,8 +98,9 @@ LLMMEM_ALWAYS_INLINE void load_bf16(const std::byte* from,
 }
 /// Converts group `i` of a vector of so many elements. Nothing is read behind the last one.
 template <dtype Element>
-LLMMEM_ALWAYS_INLINE void load_bf16(const std::byte* from, std::size_t i, std::size_t elements,
-                                    byte_lanes<16> (&to)[amx_vectors<Element>]) noexcept {
+LLMMEM_AMX_FLOATS LLMMEM_ALWAYS_INLINE void load_bf16(const std::byte* from, std::size_t i,
+                                                      std::size_t elements,
+                                                      byte_lanes<16> (&to)[amx_vectors<Element>]) noexcept {
   constexpr std::size_t group = amx_group<Element>;
   if ((i + 1) * group <= elements) return load_bf16<Element>(from + i * 64, to);
   std::byte rest[64]{};

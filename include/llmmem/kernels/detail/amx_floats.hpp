@@ -162,9 +162,10 @@ template <dtype Element>
 
 /// The products of all heads with a tile's keys, [token][head].
 template <dtype Element>
-LLMMEM_ALWAYS_INLINE void multiply_bf16(const vector_tokens& tokens, const amx_float_sums& sums,
-                                        std::size_t walk, std::size_t offset, amx_float_requests& requests,
-                                        amx_float_scratch& scratch) noexcept {
+LLMMEM_AMX_FLOATS LLMMEM_ALWAYS_INLINE void multiply_bf16(const vector_tokens& tokens,
+                                                          const amx_float_sums& sums, std::size_t walk,
+                                                          std::size_t offset, amx_float_requests& requests,
+                                                          amx_float_scratch& scratch) noexcept {
   const std::byte* from[2];
   std::size_t step[2];
   for (std::size_t half = 0; half < 2; ++half) {
@@ -205,8 +206,9 @@ LLMMEM_ALWAYS_INLINE void multiply_bf16(const vector_tokens& tokens, const amx_f
 }
 
 /// Makes weights of the products, in parts of bf16; the tokens of a pair are 16 apart.
-LLMMEM_ALWAYS_INLINE void weigh_bf16(amx_float_sums& sums, std::size_t walk, std::size_t count,
-                                     amx_float_requests& requests, amx_float_scratch& scratch) noexcept {
+LLMMEM_AMX_FLOATS LLMMEM_ALWAYS_INLINE void weigh_bf16(amx_float_sums& sums, std::size_t walk,
+                                                       std::size_t count, amx_float_requests& requests,
+                                                       amx_float_scratch& scratch) noexcept {
   for (std::size_t from = 0; from < max_tile_tokens; from += tile_rows) {
     float_lanes<16> x[16];
     LLMMEM_LANES_UNROLL
@@ -241,9 +243,10 @@ LLMMEM_ALWAYS_INLINE void weigh_bf16(amx_float_sums& sums, std::size_t walk, std
 
 /// Adds the weighted values of a tile to the sums.
 template <dtype Element>
-LLMMEM_ALWAYS_INLINE void add_bf16(const vector_tokens& tokens, amx_float_sums& sums, std::size_t walk,
-                                   std::size_t offset, amx_float_requests& requests,
-                                   amx_float_scratch& scratch) noexcept {
+LLMMEM_AMX_FLOATS LLMMEM_ALWAYS_INLINE void add_bf16(const vector_tokens& tokens, amx_float_sums& sums,
+                                                     std::size_t walk, std::size_t offset,
+                                                     amx_float_requests& requests,
+                                                     amx_float_scratch& scratch) noexcept {
   constexpr std::size_t vectors = amx_vectors<Element>;
   constexpr std::size_t pair_bytes = vector_elements * 4;
   constexpr auto all = std::make_integer_sequence<int, 64>();
@@ -284,11 +287,12 @@ LLMMEM_ALWAYS_INLINE void add_bf16(const vector_tokens& tokens, amx_float_sums& 
 /// @param next  the tile after it, with as many pointers
 /// @param key_step  from a head's key to the next one's
 template <dtype Element>
-[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,amx-tile,amx-bf16")]] void
-attend_amx_floats([[maybe_unused]] const vector_tokens& tokens, [[maybe_unused]] const vector_tokens& next,
-                  [[maybe_unused]] std::size_t key_step, [[maybe_unused]] std::size_t value_step,
-                  [[maybe_unused]] amx_float_sums& sums,
-                  [[maybe_unused]] amx_float_scratch& scratch) noexcept {
+LLMMEM_AMX_FLOATS void attend_amx_floats([[maybe_unused]] const vector_tokens& tokens,
+                                         [[maybe_unused]] const vector_tokens& next,
+                                         [[maybe_unused]] std::size_t key_step,
+                                         [[maybe_unused]] std::size_t value_step,
+                                         [[maybe_unused]] amx_float_sums& sums,
+                                         [[maybe_unused]] amx_float_scratch& scratch) noexcept {
 #if !defined(__CUDACC__)
   constexpr std::size_t bytes = sizeof(element_bits<Element>);
   const std::size_t last = sums.walked - 1;
