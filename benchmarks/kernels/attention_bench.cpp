@@ -3,7 +3,7 @@
 //   attend/<cache's type or named form>/<query heads for each of the cache's>/<path>
 //                  8 sequences over a cache of LLMMEM_BENCH_ATTENTION_MIB (256) with 8 heads of 128, in
 //                  blocks of 16 tokens in random order
-//   integers/...   the same by integer dots; amx is a path of these alone
+//   integers/...   the same by integer dots; amx is a path of these, and of bf16 and fp8
 //   latents/<bytes of a record>/<query heads>/<path>
 //                  a sequence of 16 MiB of records of latents, in blocks of 64 tokens in random order
 //   reproducible   the same by the executor whose bits are those of a device
