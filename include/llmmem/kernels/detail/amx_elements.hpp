@@ -26,7 +26,7 @@ inline constexpr std::size_t amx_group = Element == dtype::bf16 ? 32 : 64;
 template <dtype Element>
 inline constexpr std::size_t amx_vectors = amx_group<Element> / 32;
 
-/// Returns where an element comes to in a row of bf16: the bytes of a code meet within 16 bytes.
+/// Returns where an element comes to in its vector of bf16: the bytes of a code meet within 16 bytes.
 template <dtype Element>
 [[nodiscard]] constexpr std::size_t amx_place(std::size_t element) noexcept {
   if constexpr (Element == dtype::bf16) {
