@@ -3,7 +3,7 @@
 //   attend/<cache's type or named form>/<query heads for each of the cache's>/<path>
 //                  8 sequences over a cache of LLMMEM_BENCH_ATTENTION_MIB (256) with 8 heads of 128, in
 //                  blocks of 16 tokens in random order
-//   integers/...   the same by integer dots; amx is a path of these alone
+//   integers/...   the same by integer dots; amx is a path of these, and of bf16 and fp8
 //   latents/<bytes of a record>/<query heads>/<path>
 //                  a sequence of 16 MiB of records of latents, in blocks of 64 tokens in random order
 //   reproducible   the same by the executor whose bits are those of a device
@@ -150,17 +150,25 @@ std::int32_t bytes_baseline(std::uint64_t turns) {
 #endif
 
 #if defined(__x86_64__)
-/// Products of tiles of AMX, in their registers.
+/// Products of tiles of AMX, in their registers: of bytes, or of bf16.
+template <bool Bytes>
 void multiply_tiles(std::uint64_t turns) {
   detail::tile_shapes shapes;
   for (unsigned tile = 0; tile < 8; ++tile)
     shapes.set(tile, 16, 64);
   const detail::tile_use tiles(shapes);
   for (std::uint64_t i = 0; i < turns; ++i) {
-    detail::add_signed_dots<0, 4, 5>();
-    detail::add_signed_dots<1, 4, 5>();
-    detail::add_signed_dots<2, 4, 5>();
-    detail::add_signed_dots<3, 4, 5>();
+    if constexpr (Bytes) {
+      detail::add_signed_dots<0, 4, 5>();
+      detail::add_signed_dots<1, 4, 5>();
+      detail::add_signed_dots<2, 4, 5>();
+      detail::add_signed_dots<3, 4, 5>();
+    } else {
+      detail::add_bf16_dots<0, 4, 5>();
+      detail::add_bf16_dots<1, 4, 5>();
+      detail::add_bf16_dots<2, 4, 5>();
+      detail::add_bf16_dots<3, 4, 5>();
+    }
   }
 }
 #endif
@@ -170,7 +178,7 @@ double byte_arithmetic_of(vector_path path) {
   constexpr std::uint64_t turns = 1'000'000;
 #if defined(__x86_64__)
   if (path == vector_path::amx)
-    return 2.0 * 4 * (16 * 16 * 64) * turns / best_seconds([] { multiply_tiles(turns); });
+    return 2.0 * 4 * (16 * 16 * 64) * turns / best_seconds([] { multiply_tiles<true>(turns); });
 #endif
   const double seconds = best_seconds([&] {
 #if defined(__x86_64__)
@@ -185,6 +193,10 @@ double byte_arithmetic_of(vector_path path) {
 /// Multiplications and additions a second.
 double arithmetic_of(vector_path path) {
   constexpr std::uint64_t turns = 1'000'000;
+#if defined(__x86_64__)
+  if (path == vector_path::amx)
+    return 2.0 * 4 * (16 * 16 * 32) * turns / best_seconds([] { multiply_tiles<false>(turns); });
+#endif
   const double seconds = best_seconds([&] {
 #if defined(__x86_64__)
     if (path == vector_path::avx512) return benchmark::DoNotOptimize(products_avx512(turns));
@@ -337,7 +349,9 @@ const bool are_registered = [] {
   for (const dtype element : {dtype::f32, dtype::bf16, dtype::f16, dtype::fp8_e4m3}) {
     for (const std::uint32_t group : {1U, 4U, 8U, 16U}) {
       for (const vector_path path : vector_paths) {
-        if (!has_vector_path(path) || detail::float_path(path) != path) continue;
+        const bool is_amx = path == vector_path::amx;
+        if (!has_vector_path(path) || (is_amx && element != dtype::bf16 && element != dtype::fp8_e4m3))
+          continue;
         const std::string name =
             "attend/" + std::string(name_of(element)) + "/" + std::to_string(group) + "/" + to_text(path);
         benchmark::RegisterBenchmark(name.c_str(), attend, shape_of(element), group,

@@ -4,10 +4,12 @@
 #include <llmmem/kernels/merge_attention.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/kernels/token_lists.hpp>
+#include <llmmem/model/fp8.hpp>
 #include <llmmem/testing/grid_executor.hpp>
 
 #include <doctest/doctest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -114,6 +116,40 @@ struct one_head {
     return out;
   }
 };
+
+struct code_in_fp8 {
+  float value;
+  float product;  // with a query of 1
+};
+/// Attends to one token, whose key and value have a code among zeros, by the last of some query heads.
+code_in_fp8 attend_to_code(vector_path path, std::uint32_t code, std::uint32_t query_heads) {
+  constexpr std::uint32_t dim = 128;
+  const kv_layout layout{
+      .layers = 1, .heads = 1, .head_dim = dim, .block_tokens = 1, .element = dtype::fp8_e4m3};
+  const std::uint32_t at = code % dim;
+  std::vector<std::byte> cache(layout.total_bytes(1));
+  cache[layout.strides(0, 1).offset(0, 0, 0, 0) + at] = std::byte(code);
+  cache[layout.strides(1, 1).offset(0, 0, 0, 0) + at] = std::byte(code);
+  std::vector<float> query(query_heads * dim);
+  query[(query_heads - 1) * dim + at] = 1;
+  std::vector<float> out(query.size());
+  std::vector<float> log_sum_exp(query_heads);
+  attention_options options{.query_heads = query_heads,
+                            .element = dtype::f32,
+                            .scale = 1,
+                            .arithmetic = attention_arithmetic::host_vectors};
+  options.log_sum_exp = log_sum_exp.data();
+  const std::int32_t table = 0;
+  const std::int32_t length = 1;
+  const padded_table_view tables{&table, &length, 1, 1, 1};
+  constexpr std::uint64_t stride = dim * sizeof(float);
+  paged_attention(host_vector_executor(path), tables, {.rows = 1},
+                  {reinterpret_cast<const std::byte*>(query.data()), query_heads * stride, stride},
+                  {reinterpret_cast<std::byte*>(out.data()), query_heads * stride, stride},
+                  {cache.data(), 1, layout}, 0, {}, options)
+      .value();
+  return {out[(query_heads - 1) * dim + at], log_sum_exp[query_heads - 1]};
+}
 
 }  // namespace
 
@@ -236,6 +272,24 @@ TEST_SUITE("host_vectors") {
     }
   }
 
+  TEST_CASE("each code of fp8 is its number in a key and in a value") {
+    for (const vector_path path : own_paths()) {
+      CAPTURE(to_text(path));
+      for (std::uint32_t query_heads = 1; query_heads <= 16; query_heads *= 4) {
+        for (std::uint32_t code = 0; code < 256; ++code) {
+          CAPTURE(code);
+          const float number = std::bit_cast<float>(f32_from_e4m3_bits(static_cast<std::uint8_t>(code)));
+          const code_in_fp8 made = attend_to_code(path, code, query_heads);
+          CHECK(std::isnan(made.value) == std::isnan(number));
+          CHECK(std::isnan(made.product) == std::isnan(number));
+          if (std::isnan(number)) continue;
+          CHECK(made.value == number);
+          CHECK(made.product == doctest::Approx(number).epsilon(1e-6));
+        }
+      }
+    }
+  }
+
   TEST_CASE("vectors of any length are read to their end and not past it") {
     for (const vector_path path : own_paths()) {
       CAPTURE(to_text(path));
@@ -330,10 +384,14 @@ TEST_SUITE("host_vectors") {
   TEST_CASE("a path that the machine does not have is refused, and the best one is taken") {
     CHECK(has_vector_path(best_vector_path()));
     CHECK(host_vector_executor().path() == best_vector_path());
+    CHECK(best_vector_path() != vector_path::amx);  // subnormal bf16 are numbers
+    const bool has_tiles = has_vector_path(vector_path::amx);
+    CHECK(host_vector_executor().integer_path() == (has_tiles ? vector_path::amx : best_vector_path()));
+    CHECK(host_vector_executor(vector_path::baseline).integer_path() == vector_path::baseline);
     for (const vector_path path : vector_paths) {
       if (has_vector_path(path)) {
         CHECK(host_vector_executor(path).path() == path);
-        CHECK(best_vector_path() >= path);
+        CHECK((path == vector_path::amx || best_vector_path() >= path));
       } else {
         CHECK_THROWS_WITH_AS(host_vector_executor{path},
                              (std::string("vector_path: this machine has no ") + to_text(path) +

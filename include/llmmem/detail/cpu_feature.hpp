@@ -16,7 +16,9 @@ namespace detail {
 
 /// The values are bits of CPUID's leaf 7: those below 32 of ECX, the others of EDX.
 enum class cpu_feature : std::uint8_t {
+  avx512_vbmi = 1,     ///< permutations of bytes
   vaes = 9,            ///< AES of several blocks at once
+  amx_bf16 = 32 + 22,  ///< products of bf16 in tiles
   amx_tile = 32 + 24,  ///< tiles
   amx_int8 = 32 + 25,  ///< products of bytes in tiles
 };
@@ -37,6 +39,10 @@ enum class cpu_feature : std::uint8_t {
   return ((bit < 32 ? ecx : edx) >> (bit % 32) & 1U) != 0;
 #else
   switch (feature) {
+    case cpu_feature::avx512_vbmi:
+      return __builtin_cpu_supports("avx512vbmi") != 0;
+    case cpu_feature::amx_bf16:
+      return __builtin_cpu_supports("amx-bf16") != 0;
     case cpu_feature::vaes:
       return __builtin_cpu_supports("vaes") != 0;
     case cpu_feature::amx_tile:

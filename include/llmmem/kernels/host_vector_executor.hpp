@@ -53,17 +53,22 @@ struct calling_thread {
 template <thread_team Team = calling_thread>
 class host_vector_executor : public host_executor {
  public:
-  explicit host_vector_executor(Team team = {}) : host_vector_executor(best_vector_path(), std::move(team)) {}
-  /// @throws argument_error if this machine does not have the path.
+  /// Takes `best_vector_path()` for floats. Each job of integers takes `best_integer_path()`, so Linux is asked
+  /// for AMX only by programs that run such jobs.
+  explicit host_vector_executor(Team team = {}) : path_(best_vector_path()), team_(std::move(team)) {}
+  /// Takes one path for both. @throws argument_error if this machine does not have the path.
   explicit host_vector_executor(vector_path path, Team team = {})
-      : path_(checked_vector_path(path)), team_(std::move(team)) {}
+      : path_(checked_vector_path(path)), is_named_(true), team_(std::move(team)) {}
 
+  /// Returns the path of floats.
   [[nodiscard]] vector_path path() const noexcept { return path_; }
+  /// Returns the path of integers.
+  [[nodiscard]] vector_path integer_path() const noexcept { return is_named_ ? path_ : best_integer_path(); }
 
   /// Attends to the shares of all rows: for `paged_attention`, which has checked them.
   template <dtype Element, class Tables>
   result<void> attend_by_vectors(const detail::attention_shape& shape, const Tables& tables) const {
-    const detail::vector_attention_work<Element, Tables> work(shape, tables, detail::float_path(path_));
+    const detail::vector_attention_work<Element, Tables> work(shape, tables, path_);
     team_(work.items(), [&](std::uint64_t item) noexcept { work.run(item); });
     return {};
   }
@@ -81,14 +86,15 @@ class host_vector_executor : public host_executor {
   template <class Tables>
   result<void> attend_by_integers(const detail::attention_shape& shape, const detail::attention_codes& codes,
                                   const Tables& tables) const {
+    const vector_path path = integer_path();
 #if defined(__x86_64__)
-    if (path_ == vector_path::amx) {
+    if (path == vector_path::amx) {
       const detail::amx_integers_work<Tables> work(shape, codes, tables);
       team_(work.items(), [&](std::uint64_t item) noexcept { work.run(item); });
       return {};
     }
 #endif
-    const detail::vector_integers_work<Tables> work(shape, codes, tables, path_);
+    const detail::vector_integers_work<Tables> work(shape, codes, tables, path);
     team_(work.items(), [&](std::uint64_t item) noexcept { work.run(item); });
     return {};
   }
@@ -104,6 +110,7 @@ class host_vector_executor : public host_executor {
 
  private:
   vector_path path_;
+  bool is_named_ = false;  // by the caller
   Team team_;
 };
 

@@ -19,7 +19,9 @@ enum class vector_path : std::uint8_t {
   baseline,  ///< 4 floats: what every processor of the architecture has (SSE2 on x86-64, NEON on aarch64)
   avx2,      ///< x86-64 with AVX2 and FMA: 8 floats
   avx512,    ///< x86-64 with AVX-512 F, BW, DQ and VL: 16 floats
-  amx,       ///< the same with AMX (INT8) on Linux: tiles of bytes for `host_integers`, else as `avx512`
+  /// The same with AMX (INT8) on Linux: tiles of bytes for `host_integers`; for `host_vectors` tiles of bf16
+  /// over caches of bf16 and fp8, where the processor has these and AVX512-VBMI; else as `avx512`.
+  amx,
 };
 
 /// All paths, available on this machine or not.
@@ -62,17 +64,24 @@ inline constexpr std::array<vector_path, 4> vector_paths{vector_path::baseline, 
   }
 }
 
-/// Returns the widest path of this machine. About 0.1 microseconds, where `has_vector_path` asks Linux.
+/// Returns the widest path of this machine for floats as they are: never `amx`, which takes subnormal bf16 for
+/// zeros. Asks Linux for nothing.
 [[nodiscard]] inline vector_path best_vector_path() noexcept {
-  for (const vector_path path : {vector_path::amx, vector_path::avx512, vector_path::avx2}) {
+  for (const vector_path path : {vector_path::avx512, vector_path::avx2}) {
     if (has_vector_path(path)) return path;
   }
   return vector_path::baseline;
 }
 
+/// Returns the widest path of this machine for integers. About 0.1 microseconds, where `has_vector_path` asks
+/// Linux.
+[[nodiscard]] inline vector_path best_integer_path() noexcept {
+  return has_vector_path(vector_path::amx) ? vector_path::amx : best_vector_path();
+}
+
 namespace detail {
 
-/// Returns the path whose floats a path multiplies: tiles are for bytes alone.
+/// Returns the path whose floats a path multiplies: of types that no tile multiplies.
 [[nodiscard]] constexpr vector_path float_path(vector_path path) noexcept {
   return path == vector_path::amx ? vector_path::avx512 : path;
 }

@@ -31,6 +31,15 @@ namespace detail {
 #endif
 }
 
+/// Whether tiles multiply bf16 too, and bytes can be looked up in tables of 128.
+[[nodiscard]] inline bool has_amx_floats() noexcept {
+#if defined(__x86_64__) && !defined(__CUDACC__)
+  return has_cpu_feature(cpu_feature::amx_bf16) && has_cpu_feature(cpu_feature::avx512_vbmi);
+#else
+  return false;  // of nvcc's vectors of bytes only the plainest
+#endif
+}
+
 #if defined(__x86_64__)
 
 /// What `ldtilecfg` reads: the rows and bytes of a row of each tile.
@@ -84,6 +93,12 @@ LLMMEM_ALWAYS_INLINE void add_signed_dots() noexcept {
 template <int To, int A, int B>
 LLMMEM_ALWAYS_INLINE void add_unsigned_dots() noexcept {
   asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(To), "n"(A), "n"(B));
+}
+/// Adds the products of pairs of bf16, each rounded to a float as it is added. Subnormal factors and results
+/// are zeros.
+template <int To, int A, int B>
+LLMMEM_ALWAYS_INLINE void add_bf16_dots() noexcept {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(To), "n"(A), "n"(B));
 }
 
 // NOLINTEND(hicpp-no-assembler)

@@ -4,6 +4,9 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/amx_elements.hpp>
+#include <llmmem/kernels/detail/amx_floats.hpp>
+#include <llmmem/kernels/detail/amx_tiles.hpp>
 #include <llmmem/kernels/detail/attention_share.hpp>
 #include <llmmem/kernels/detail/attention_tile.hpp>
 #include <llmmem/kernels/detail/float_steps.hpp>
@@ -22,6 +25,12 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
+/// Returns the path that attends to elements of a type.
+template <dtype Element>
+[[nodiscard]] vector_path float_path_of(vector_path path) noexcept {
+  return path == vector_path::amx && is_amx_element<Element> && has_amx_floats() ? path : float_path(path);
+}
+
 /// Each key and value is read once for up to `vector_heads` query heads of its head. Tokens go through tiles:
 /// while one is converted, the next one is requested, line by line: a burst would wait, because the processor
 /// keeps only a few dozen requests in flight.
@@ -29,15 +38,33 @@ template <dtype Element, class Tables>
 class vector_attention_work {
  public:
   vector_attention_work(const attention_shape& shape, const Tables& tables, vector_path path) noexcept
-      : shape_(shape), tables_(tables), shares_(shape), path_(path) {}
+      : shape_(shape), tables_(tables), shares_(shape), path_(float_path_of<Element>(path)) {
+    if (path_ != vector_path::amx) return;
+    const auto are_neighbours = [](const plane_strides& strides) { return strides.head < strides.token; };
+    if (are_neighbours(shape.keys.strides) && are_neighbours(shape.values.strides))
+      walked_ = walked_heads(shape.heads, shape.group,
+                             std::size_t{std::max(shape.key_packs, shape.value_packs)} * attention_pack);
+    // A few threads should not wait for one.
+    constexpr std::uint64_t least_items = 8;
+    while (walked_ > 1 && items() < least_items)
+      walked_ = (walked_ + 1) / 2;
+  }
 
-  [[nodiscard]] std::uint64_t items() const noexcept { return shares_.items(shape_); }
+  [[nodiscard]] std::uint64_t items() const noexcept {
+    if (walked_ == 1) return shares_.items(shape_);
+    return shape_.rows * shape_.shares.by() * units();
+  }
 
   void run(std::uint64_t item) const noexcept {
-    const attention_place at = shares_.at(item, shape_, tables_);
+    const attention_place at = shares_.at(first_share(item), shape_, tables_);
     if (at.queries == 0) return;
     // The smallest elements of half and fp8 are subnormal floats on their way to be floats.
     const subnormal_guard exact;
+#if defined(__x86_64__)
+    if constexpr (is_amx_element<Element>) {
+      if (path_ == vector_path::amx) return run_tiles(at);
+    }
+#endif
     vector_sums sums;  // NOLINT(*-member-init): begin() writes what is read
     begin(at, sums);
     vector_tokens tokens[2];  // NOLINT(*-member-init): gather() does
@@ -50,17 +77,74 @@ class vector_attention_work {
   }
 
  private:
-  void begin(const attention_place& at, vector_sums& sums) const noexcept {
-    sums.begin<Element>(at.queries, std::size_t{shape_.key_packs} * attention_pack,
+  [[nodiscard]] static std::uint32_t chunks_of(const attention_shape& shape) noexcept {
+    return (shape.group - 1) / vector_heads + 1;
+  }
+  /// Returns the items of a share.
+  [[nodiscard]] std::uint64_t units() const noexcept {
+    return std::uint64_t{(shape_.heads - 1) / walked_ + 1} * chunks_of(shape_);
+  }
+  /// Returns the item of the first head that an item reads, if each read one.
+  [[nodiscard]] std::uint64_t first_share(std::uint64_t item) const noexcept {
+    if (walked_ == 1) return item;
+    const std::uint64_t chunks = chunks_of(shape_);
+    const std::uint64_t unit = item % units();
+    return (item / units() * shape_.heads + unit / chunks * walked_) * chunks + unit % chunks;
+  }
+
+#if defined(__x86_64__)
+  /// The same by tiles of AMX.
+  void run_tiles(const attention_place& at) const noexcept {
+    amx_float_sums sums;        // NOLINT(*-member-init): begin() writes what is read
+    amx_float_scratch scratch;  // NOLINT(*-member-init): each step writes what the next one reads
+    sums.begin<Element>(std::min(walked_, shape_.heads - at.head), at.queries,
+                        std::size_t{shape_.key_packs} * attention_pack,
                         std::size_t{shape_.value_packs} * attention_pack);
+    for (std::uint32_t w = 0; w < sums.walked; ++w) {
+      each_query(place_of_head(at, w), [&](std::uint32_t h, std::uint32_t element, float x) {
+        sums.template set_query<Element>(w, h, element, x);
+      });
+    }
+    const tile_use tiles(sums.shapes());
+    vector_tokens tokens[2];  // NOLINT(*-member-init): gather() does
+    std::uint32_t position = gather(at, at.from, tokens[0]);
+    for (unsigned turn = 0; tokens[turn].count != 0; turn ^= 1U) {
+      position = gather(at, position, tokens[turn ^ 1U]);
+      attend_amx_floats<Element>(tokens[turn], tokens[turn ^ 1U], shape_.keys.strides.head,
+                                 shape_.values.strides.head, sums, scratch);
+    }
+    for (std::uint32_t w = 0; w < sums.walked; ++w) {
+      finish_vectors(shape_, place_of_head(at, w), sums.head(w), [](std::uint32_t pack, std::uint32_t i) {
+        return amx_pair_place(amx_place<Element>(std::size_t{pack} * attention_pack + i));
+      });
+    }
+  }
+  [[nodiscard]] attention_place place_of_head(attention_place at, std::uint32_t w) const noexcept {
+    at.head += w;
+    at.first_query += w * shape_.group;
+    return at;
+  }
+#endif
+
+  /// Calls `put(head, element, x)` with each element of each query, scaled.
+  template <class Put>
+  void each_query(const attention_place& at, const Put& put) const noexcept {
     const float scale = product_of(shape_.scale, shape_.scale_of(shape_.scales.keys, at.head));
     for (std::uint32_t h = 0; h < at.queries; ++h) {
       for (std::uint32_t pack = 0; pack < shape_.key_packs; ++pack) {
         const attention_floats query = read_floats(query_at(shape_, at, h, pack), shape_.element);
         for (std::uint32_t i = 0; i < attention_pack; ++i)
-          sums.query[h * sums.key_stride + place(pack, i)] = query.of[i] * scale;
+          put(h, pack * attention_pack + i, query.of[i] * scale);
       }
     }
+  }
+
+  void begin(const attention_place& at, vector_sums& sums) const noexcept {
+    sums.begin<Element>(at.queries, std::size_t{shape_.key_packs} * attention_pack,
+                        std::size_t{shape_.value_packs} * attention_pack);
+    each_query(at, [&](std::uint32_t h, std::uint32_t element, float x) {
+      sums.query[h * sums.key_stride + lane_place<Element>(element, lanes_in(path_))] = x;
+    });
   }
 
   [[nodiscard]] std::size_t place(std::uint32_t pack, std::uint32_t i) const noexcept {
@@ -72,7 +156,8 @@ class vector_attention_work {
   std::uint32_t gather(const attention_place& at, std::uint32_t position,
                        vector_tokens& tokens) const noexcept {
     const std::size_t elements = std::size_t{std::max(shape_.key_packs, shape_.value_packs)} * attention_pack;
-    const auto most = static_cast<std::uint32_t>(tile_tokens(lane_stride<Element>(elements)));
+    const auto most = static_cast<std::uint32_t>(
+        path_ == vector_path::amx ? max_tile_tokens : tile_tokens(lane_stride<Element>(elements)));
     tokens.count = 0;
     position = std::max(position, at.span.first);
     while (position < at.to && tokens.count < most) {
@@ -110,6 +195,7 @@ class vector_attention_work {
   Tables tables_;
   attention_shares<vector_heads> shares_;
   vector_path path_;
+  std::uint32_t walked_ = 1;  // heads of the cache that an item reads together
 };
 
 }  // namespace detail

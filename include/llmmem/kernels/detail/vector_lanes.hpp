@@ -64,6 +64,18 @@ template <dtype Element>
   return element - in_group + in_group % words * n + in_group / words;
 }
 
+/// Makes floats of codes of e4m3 whose digits are at their place, and whose exponent has the bias 7. A code
+/// without an exponent becomes 1 + its fraction first, from which the 1 is subtracted (-0 becomes 0): as a
+/// subnormal float it would cost a processor of Intel 150 cycles, and one in sixteen codes is such.
+template <unsigned N>
+LLMMEM_ALWAYS_INLINE void raise_exponent(typename lanes_of<N>::words& bits, float_lanes<N>& to) noexcept {
+  using words = typename lanes_of<N>::words;
+  using floats = float_lanes<N>;
+  const words is_small = reinterpret_cast<words>((bits & 0x7F80'0000U) == 0U);
+  bits = bits + (120U << 23) + (is_small & 0x0080'0000U);
+  to = reinterpret_cast<floats>(bits) - reinterpret_cast<floats>(words(bits & is_small & 0xFF80'0000U));
+}
+
 /// Converts N words of a cache's elements, in the order of `lane_place`.
 template <dtype Element, unsigned N>
 LLMMEM_ALWAYS_INLINE void load_elements(const std::byte* from,
@@ -93,12 +105,12 @@ LLMMEM_ALWAYS_INLINE void load_elements(const std::byte* from,
     static_assert(Element == dtype::fp8_e4m3, "attention reads caches of f32, bf16, f16 and fp8_e4m3");
     LLMMEM_LANES_UNROLL
     for (unsigned i = 0; i < 4; ++i) {
-      // The same; the biases differ by 120. The largest code is the NaN.
-      const words bits =
+      // The biases differ by 120. The largest code is the NaN.
+      words bits =
           reinterpret_cast<words>(reinterpret_cast<integers>(raw << (24 - 8 * i)) >> 4) & 0x87F0'0000U;
       const words nan = reinterpret_cast<words>((bits & 0x07F0'0000U) == 0x07F0'0000U) & 0x7FC0'0000U;
-      to[i] =
-          reinterpret_cast<floats>(reinterpret_cast<words>(reinterpret_cast<floats>(bits) * 0x1p120F) | nan);
+      raise_exponent<N>(bits, to[i]);
+      to[i] = reinterpret_cast<floats>(reinterpret_cast<words>(to[i]) | nan);
     }
   }
 }
