@@ -4,7 +4,6 @@
 
 #include <llmmem/comm/agreement.hpp>
 #include <llmmem/comm/endpoint.hpp>
-#include <llmmem/comm/transport.hpp>
 #include <llmmem/config.hpp>
 #include <llmmem/refit/detail/agreeing_ranks.hpp>
 #include <llmmem/refit/errors.hpp>
@@ -54,7 +53,7 @@ inline namespace v0 {
 ///      although the others may publish. Call again with the same image: the vote continues, and this rank
 ///      publishes if the others have. A call with another number first is refused, because the vote was about
 ///      the earlier one.
-template <transport T, class Upload>
+template <class T, class Upload>
   requires detail::agreeing_ranks<T>
 class joint_upload {
  public:
