@@ -264,6 +264,7 @@
 #include <llmmem/refit/refit_rules.hpp>
 #include <llmmem/refit/refit_source.hpp>
 #include <llmmem/refit/refit_tensor.hpp>
+#include <llmmem/refit/refit_together.hpp>
 #include <llmmem/result.hpp>
 #include <llmmem/schedule/access_window.hpp>
 #include <llmmem/schedule/bounds.hpp>

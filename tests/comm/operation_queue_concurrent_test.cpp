@@ -1,6 +1,7 @@
 #include <llmmem/comm/operation_queue.hpp>
 
 #include <doctest/doctest.h>
+#include <llmmem/comm/errors.hpp>
 
 #include <atomic>
 #include <memory>

@@ -28,6 +28,7 @@ TOOL_LIMITS = {
     "llmmem/testing/near_storage.hpp": 62_000,
     # An image that the ranks share out, and the versions of its copy on a device.
     "llmmem/refit/refit_device.hpp": 66_000,
+    "llmmem/refit/refit_together.hpp": 67_000,
     # The plan of a whole training run, with what it predicts.
     "llmmem/training/training_plan.hpp": 61_000,
     # Tools that no serving engine includes, and that bring every policy.

@@ -431,6 +431,48 @@ TEST_CASE("blocks that do not arrive within the patience are computed, and their
   CHECK(r.tiers.audit() == sound);
 }
 
+TEST_CASE("patience counts the engine's kernels, and a call after it takes what has arrived by then") {
+  for (const bool asks_in_time : {false, true}) {
+    CAPTURE(asks_in_time);
+    rig r({.patience_ns = 100}, write_through{}, 3);
+    const auto prompt = count_up(0, 32);
+    const kv_sequence before = r.written(prompt);
+    while (r.tiers.stats().tiers[1].held != 8) {
+      r.tiers.store(before.id).value();
+      r.tiers.flush();
+    }
+    r.cache.release(before.id).value();
+    r.cache.drop_idle();
+    r.contents.wipe();
+    const kv_chain chain(r.cache, prompt);
+    const sequence_id id = r.cache.create().value();
+    auto load = r.tiers.prepare_load(id, chain).value();
+    const auto ask = [&] {
+      CHECK_FALSE(load.has_arrived());
+      r.stream.end_all();  // copies to the cache, after which slots are free again
+      CHECK_FALSE(load.has_arrived());
+    };
+    ask();
+    const std::size_t begun = r.below.transfers().can_end().size();
+    CHECK(begun == 3);  // the others wait for a slot
+    r.below.transfers().end_all();
+    if (asks_in_time) {
+      r.now += 50;
+      ask();
+      CHECK(r.below.transfers().can_end().size() == 2);
+      r.below.transfers().end_all();
+    }
+    r.now += 500;  // kernels of the engine
+    const offload::load_result came = load.complete();
+    CHECK(came.tokens == (asks_in_time ? 32 : 12));
+    CHECK(came.late_blocks == (asks_in_time ? 0 : 2));
+    CHECK(r.wrong(before, id, came.tokens) == "");
+    r.below.transfers().end_all();
+    r.tiers.progress();
+    CHECK(r.tiers.audit() == sound);
+  }
+}
+
 TEST_CASE("a load can have its own patience") {
   rig r({.patience_ns = 100});
   const auto prompt = count_up(0, 16);

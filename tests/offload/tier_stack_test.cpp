@@ -3,6 +3,7 @@
 #include <llmmem/offload/detail/tier_stack.hpp>
 
 #include <doctest/doctest.h>
+#include <llmmem/hash/crc32c.hpp>
 #include <llmmem/space/host.hpp>
 
 #include <algorithm>
@@ -310,6 +311,95 @@ TEST_CASE(
     end_one(middle, ending::moved);
     CHECK(has(1, 2));
     CHECK(stack.is_idle());
+    CHECK(stack.audit() == std::vector<std::string>{});
+  }
+}
+
+TEST_CASE("a write that copies a damaged block is given up, and a write of a sound copy stays") {
+  const auto sum = crc32c(0, std::vector<std::byte>(block_bytes, std::byte{1}));
+  const block_key key = key_from_id(1);
+  const kv_tiers_options options{.load_headroom = 0};
+  const std::uint64_t bytes = block_bytes;
+  const double share = 1;
+  const auto has = [&](const auto& stack, std::size_t tier) {
+    return stack.with(tier, [&](const auto& level) { return level.slots[0].find(key).has_value(); });
+  };
+  // The slot of tier 0 or 1 that has the block.
+  const auto bytes_at = [&](auto& stack, auto& level) {
+    static_cast<void>(stack);
+    return level.medium.bytes_of(0, *level.slots[0].find(key));
+  };
+  const auto fill = [&](auto& stack, std::uint64_t id) {
+    const auto slot = stack.begin_fill(0, key_from_id(id), detail::parent_digest::none, false);
+    if (!slot) return;
+    std::ranges::fill(stack.first().medium.bytes_of(0, *slot), static_cast<std::byte>(id));
+    if (id == 1) stack.first().slots[0].note_sum(*slot, sum);
+    stack.settle(0, *slot);
+  };
+  const auto poll = [&](auto& stack) {
+    stack.poll(0, [](const detail::load_cookie&, slot_id, const failure&) noexcept {});
+  };
+  // From the first tier: as it arrives, and for room, when another block needs its slot.
+  using two_tiers = detail::kv_tier_stack<offload::kv_tier<host_space>, offload::kv_tier<manual_space>>;
+  for (const bool for_room : {false, true}) {
+    for (const bool is_damaged : {false, true}) {
+      CAPTURE(for_room);
+      CAPTURE(is_damaged);
+      host_space host({.budget = 1 << 12});
+      manual_space last(2 * block_bytes);
+      offload::kv_tier lowest(last, 2 * block_bytes);
+      lowest.granularity = 8;
+      const offload::store_policy down =
+          for_room ? offload::store_policy(write_back{}) : offload::store_policy(write_through{});
+      two_tiers stack(options, std::span(&bytes, 1), std::span(&share, 1),
+                      offload::kv_tier(host, block_bytes, down), lowest);
+      fill(stack, 1);
+      if (for_room) fill(stack, 2);
+      REQUIRE(last.transfers().can_end().size() == 1);
+      if (is_damaged) bytes_at(stack, stack.first())[7] ^= std::byte{4};
+      CHECK(stack.verify_copy(0, key) ==
+            (is_damaged ? offload::copy_state::damaged : offload::copy_state::sound));
+      CHECK(has(stack, 1) == !is_damaged);
+      last.transfers().end(last.transfers().can_end()[0], ending::moved);
+      poll(stack);
+      CHECK(stack.find(0, key).has_value() == !is_damaged);
+      CHECK(stack.is_idle());
+      CHECK(stack.audit() == std::vector<std::string>{});
+      fill(stack, 3);  // the slots serve other blocks
+      CHECK(stack.find(0, key_from_id(3)).has_value());
+    }
+  }
+  // From a middle tier, whose copy is damaged or not when the first tier's is.
+  using three_tiers = detail::kv_tier_stack<offload::kv_tier<host_space>, offload::kv_tier<host_space>,
+                                            offload::kv_tier<manual_space>>;
+  for (const bool is_middle_damaged : {false, true}) {
+    CAPTURE(is_middle_damaged);
+    host_space host({.budget = 1 << 12});
+    host_space middle({.budget = 1 << 12});
+    manual_space last(block_bytes);
+    offload::kv_tier lowest(last, block_bytes);
+    lowest.granularity = 8;
+    three_tiers stack(options, std::span(&bytes, 1), std::span(&share, 1),
+                      offload::kv_tier(host, 4 * block_bytes, write_through{}),
+                      offload::kv_tier(middle, block_bytes, write_back{}), lowest);
+    fill(stack, 1);
+    poll(stack);
+    fill(stack, 2);  // needs the middle tier's only slot
+    poll(stack);
+    REQUIRE(last.transfers().can_end().size() == 1);
+    REQUIRE(has(stack, 1));
+    bytes_at(stack, stack.first())[7] ^= std::byte{4};
+    if (is_middle_damaged)
+      stack.with(1, [&](auto& level) {
+        if constexpr (requires { level.medium.bytes_of(0, slot_id{0}); })
+          bytes_at(stack, level)[7] ^= std::byte{4};
+      });
+    CHECK(stack.verify_copy(0, key) == offload::copy_state::damaged);
+    last.transfers().end(last.transfers().can_end()[0], ending::moved);
+    poll(stack);
+    poll(stack);
+    CHECK(has(stack, 2) == !is_middle_damaged);
+    CHECK_FALSE(has(stack, 0));
     CHECK(stack.audit() == std::vector<std::string>{});
   }
 }

@@ -300,6 +300,48 @@ TEST_SUITE("damage in a pool") {
     CHECK(two.node->pool().stats().dropped_blocks == 1);
   }
 
+  TEST_CASE("a report with a wrong span or place drops no sound block, and no entry of the directory") {
+    for (const bool is_damaged : {false, true}) {
+      for (const int wrong : {0, 1, 2}) {
+        CAPTURE(is_damaged);
+        CAPTURE(wrong);
+        cluster nodes(3, {.groups = paged_group, .lower_slots = 1});
+        nodes.serve(0, prompt);
+        const kv_chain chain(nodes.all[0]->cache(), prompt);
+        CHECK(nodes.serve(1, prompt).loaded == 40);
+        nodes.end(1);
+        if (is_damaged) REQUIRE(damage_first(*nodes.all[0], chain.keys()[8]));
+        nodes.end(2);
+        {
+          stranger other(nodes.net, 2);
+          nodes.settle();
+          other.join();
+          nodes.settle();
+          detail::pool_writer report = report_of(nonce_of(other), chain, 8);
+          constexpr std::size_t span_at = sizeof(std::uint64_t);
+          constexpr std::size_t place_at = span_at + sizeof(block_key) + sizeof(std::uint32_t);
+          if (wrong == 0) report.put_at(span_at, chain.keys()[8]);
+          if (wrong == 1) report.put_at(place_at, std::uint32_t{2});
+          if (wrong == 2) report.put_at(place_at, std::uint32_t{63});
+          other.post(detail::pool_frame::damaged, report);
+          nodes.settle();
+        }
+        CHECK(nodes.all[0]->pool().stats().checked_blocks == 1);
+        CHECK(nodes.all[0]->pool().stats().dropped_blocks == (is_damaged ? 1 : 0));
+        for (std::size_t at = 0; at < 10; ++at) {
+          const auto has = nodes.all[0]->tiers().lookup_block(0, chain.keys()[at]).first;
+          CHECK((has == offload::answer::miss) == (is_damaged && at == 8));
+        }
+        // The directory still names the other blocks, and the next reader gets them.
+        nodes.ends[2] = std::make_unique<thread_endpoint>(nodes.net, seat_id{2});
+        nodes.all[2] =
+            std::make_unique<node_type>(*nodes.ends[2], node_form{.groups = paged_group}, kv_pool_options{});
+        nodes.settle();
+        CHECK(nodes.serve(2, prompt).loaded == (is_damaged ? 32 : 40));
+      }
+    }
+  }
+
   TEST_CASE("a second of checks begins with the first one after the last second, and no death begins one") {
     detail::pool_checks checks;
     CHECK_FALSE(detail::pool_checks{}.may_check(5, 0));

@@ -27,7 +27,8 @@ class counting_metadata {
             .deallocate =
                 [](void* context, void* memory, std::size_t bytes, std::size_t alignment) noexcept {
                   static_cast<counting_metadata*>(context)->live_bytes_ -= bytes;
-                  ::operator delete(memory, bytes, std::align_val_t{alignment});
+                  // Without the size: clang++ before 19 declares no such function unless asked.
+                  ::operator delete(memory, std::align_val_t{alignment});
                 },
             .context = this};
   }

@@ -116,15 +116,19 @@ class basic_device_queue {
     return {};
   }
 
-  /// Waits until its stream has done all that it was given, and memory of that work may be freed. A wait that
-  /// the driver refuses is tried once more. `errc::device_failed`, index the status, if the device reports an
-  /// error, which is then lost; or during a capture of the stream.
+  /// Waits until its stream has done all that it was given, and memory of that work may be freed.
+  /// `errc::device_failed`, index the status: the first wait failed, and no result of that work is reliable,
+  /// even if a second wait, which this then makes, has succeeded; memory of the work may be freed after a call
+  /// that succeeds. The same, at once, during a capture of the stream.
   [[nodiscard]] result<void> finish() noexcept {
-    device_status status = Runtime::not_ready;
-    for (int tries = 0; tries < 2 && status != 0 && !runtime_.is_capturing(stream_); ++tries)
-      status = runtime_.wait_stream(stream_);
-    if (status == 0) return {};
-    return failure{errc::device_failed, status, 0, 0, name()};
+    device_status first = Runtime::not_ready;
+    if (!runtime_.is_capturing(stream_)) {
+      first = runtime_.wait_stream(stream_);
+      if (first == 0) return {};
+      // A device may report an error once. The second wait ends the work; it must not hide that error.
+      static_cast<void>(runtime_.wait_stream(stream_));
+    }
+    return failure{errc::device_failed, first, 0, 0, name()};
   }
 
   [[nodiscard]] typename Runtime::stream stream() const noexcept { return stream_; }

@@ -261,10 +261,10 @@ class kv_tiers final : private offload::loss_listener {
   }
   /// Verifies the first tier's copy of a block by the checksum that it keeps. A damaged copy is dropped, so
   /// that it no longer hides a sound one in a lower tier; the same holds for copies in other tiers of host
-  /// memory. Transfers and holders that use the copy keep its slot until they end, and loads that have not
-  /// ended count the block as failed. Call it when there is reason to doubt a block, because another node
-  /// reports damage for example. Reads at most the block's bytes in each tier of host memory; waits for
-  /// nothing.
+  /// memory, and for copies that are being written to a lower tier from a damaged one. Transfers and holders
+  /// that use the copy keep its slot until they end, and loads that have not ended count the block as failed.
+  /// Call it when there is reason to doubt a block, because another node reports damage for example. Reads at
+  /// most the block's bytes in each tier of host memory; waits for nothing.
   offload::copy_state verify_copy(std::size_t group, const block_key& key) noexcept;
   /// Returns the name by which the first tier knows a block of a group, and a `leave_watcher` learns of it.
   [[nodiscard]] static constexpr block_key name_of(std::size_t group, const block_key& key) noexcept {

@@ -24,8 +24,16 @@ inline namespace v0 {
 /// How `kv_tiers` is set up.
 struct kv_tiers_options {
   offload::store_policy store{};  ///< when blocks go from the cache to the first tier
-  /// How many nanoseconds a load may take, counted from `prepare_load`, even while the engine does not wait.
-  /// `wait` and `complete` drop late blocks, and the engine computes them. Default: no limit.
+  /// The deadline of each load, in nanoseconds from `prepare_load` on. It is one deadline of the request, and
+  /// never restarts: time in which the engine computes counts, also the kernels of layers that have arrived.
+  ///
+  /// `wait`, `issue`, `complete` and `has_arrived` look at the clock, after they have taken what has arrived
+  /// by then, however late. Blocks that are still not in the first tier are late, and the engine computes
+  /// them. Blocks in the first tier are copied to the cache, however long that takes.
+  ///
+  /// No thread begins reads: an engine that computes without calling `progress` leaves those that had no
+  /// transfer or slot at first queued until its next call. Give the time until the first token must be there,
+  /// less the time to compute the blocks. Default: no limit.
   std::uint64_t patience_ns = ~std::uint64_t{0};
   /// Transfers in flight at once: this many between the cache and the first tier, and this many again to and
   /// from each lower tier.
@@ -92,7 +100,10 @@ enum class copy_state : std::uint8_t {
 /// The limits of one load.
 struct load_limits {
   std::uint64_t upto = ~std::uint64_t{0};  ///< the load ends at this token of the chain at the latest
-  /// Nanoseconds from `prepare_load` on. Default: `kv_tiers_options::patience_ns`.
+  /// The deadline in nanoseconds from `prepare_load` on, in place of `kv_tiers_options::patience_ns`. A
+  /// request that waited in a queue since its admission gets what is left:
+  ///
+  ///     tiers.prepare_load(sequence, chain, {.patience_ns = limit > waited ? limit - waited : 0});
   std::optional<std::uint64_t> patience_ns{};
   /// With costs the load brings only the tokens that are cheaper to load than to compute. Default: all.
   std::optional<load_costs> costs{};

@@ -15,8 +15,9 @@ inline namespace v0 {
 
 /// How a `kv_pool` is set up. Times in nanoseconds.
 struct kv_pool_options {
-  /// How long a request may take, counted from `ask`. Then it gives up the blocks that have not arrived, and
-  /// the engine computes them. Default: 1 s.
+  /// How long a request may take, counted from `ask`: one deadline, which never restarts, and which counts
+  /// time in which the engine computes. The first `progress` or wait after it takes the messages that are
+  /// there, then gives up the blocks that have not arrived, and the engine computes them. Default: 1 s.
   std::uint64_t patience_ns = 1'000'000'000;
   /// Time after which an unanswered question is sent again, because a busy node drops answers; a requested
   /// block of which nothing has arrived for four times as long is requested again. Each repetition doubles

@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -82,8 +83,8 @@ class refit_device_image {
 /// published when all its bytes are on the device: kernels that start afterwards need no fence. A reader that
 /// unpins a version while its kernels still run passes their fence as `after`.
 ///
-/// Ranks publish their host images together, and their device images one by one: if an upload fails, the
-/// device serves the version before it, and the host has the new one. Call `publish` again.
+/// If an upload fails, the device serves the version before it, and the host has the new one: call `publish`
+/// again. Each rank publishes alone: `joint_upload` (refit_together.hpp) publishes on all ranks or on none.
 ///
 /// @tparam Pinned  the host can touch it, and the queue copies from it.
 /// @par Complexity      each byte copied once on the host and once to the device; two pieces of staging, of
@@ -118,6 +119,16 @@ class refit_upload {
   template <class Versions>
   [[nodiscard]] result<version_id> publish(const refit_image& image, Versions& weights,
                                            std::span<const fence_type> after = {}) {
+    return publish(image, weights, after, [] { return result<void>(); });
+  }
+  /// The same, if `may_publish()`, called when all bytes are on the device, returns no failure: else that is
+  /// the outcome, and nothing is published. What it throws passes through.
+  template <class Versions, class MayPublish>
+    requires requires(MayPublish& may_publish) {
+      { may_publish() } -> std::same_as<result<void>>;
+    }
+  [[nodiscard]] result<version_id> publish(const refit_image& image, Versions& weights,
+                                           std::span<const fence_type> after, MayPublish&& may_publish) {
     // Before a slot is chosen to be written, because that ends the version in it.
     if (weights.slots() < 2) return refuse(errc::version_pinned, 2, weights.slots());
     result<void> done;
@@ -127,6 +138,7 @@ class refit_upload {
       return weights.publish_in_place([&](auto& into, const auto* /*newest*/) {
         done = is_of_size(image, into);
         if (done) done = copy(image.memory(), into.memory(), after);
+        if (done) done = may_publish();
         if (!done) throw refused{};
         into.set_number(image.number());
       });

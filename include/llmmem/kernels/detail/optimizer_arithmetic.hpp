@@ -166,7 +166,12 @@ LLMMEM_ALWAYS_INLINE void set_settled(V& x) noexcept {
 template <float_vector V>
 LLMMEM_ALWAYS_INLINE void take_root(V& x) noexcept {
 #if defined(__clang__)
+#if __has_builtin(__builtin_elementwise_sqrt)
   x = __builtin_elementwise_sqrt(x);
+#else  // clang++ 16
+  for (unsigned lane = 0; lane < sizeof(V) / sizeof(float); ++lane)
+    x[lane] = __builtin_sqrtf(x[lane]);
+#endif
 #else
   asm("vsqrtps %1, %0" : "=v"(x) : "v"(x));
 #endif

@@ -115,11 +115,17 @@ class kv_tier_places {
     with(k, [&](auto& level) { drop(level, group, slot); });
   }
   /// Verifies the first tier's copy of a block. If it is damaged, drops it, and the damaged ones of other
-  /// tiers that the host can read: these are not verified on their way up.
+  /// tiers that the host can read: these are not verified on their way up. Writes that copy a damaged one to
+  /// another tier are given up.
   offload::copy_state verify_copy(std::size_t group, const block_key& key) noexcept {
-    const offload::copy_state out = verify_copy(first(), group, key);
-    if (out != offload::copy_state::damaged) return out;
-    each_lower(*this, [&](std::size_t, auto& level) { verify_copy(level, group, key); });
+    auto out = offload::copy_state::unknown;
+    each_level(*this, [&](std::size_t k, auto& level) {
+      if (k != 0 && out != offload::copy_state::damaged) return;
+      const auto slot = level.slots[group].find(key);
+      const offload::copy_state found = verify_copy(level, group, key);
+      if (k == 0) out = found;
+      if (found == offload::copy_state::damaged) give_up_writes_of(k, group, *slot);
+    });
     return out;
   }
   /// Gives up the contents of all tiers. The slots' order makes the next blocks ascend in memory, because
@@ -218,6 +224,19 @@ class kv_tier_places {
     } else {
       return offload::copy_state::unknown;
     }
+  }
+  /// Gives up the blocks that lower tiers are being written from a slot of tier `k`: none finds them, and
+  /// their slots become free when the writes end.
+  void give_up_writes_of(std::size_t k, std::size_t group, slot_id slot) noexcept {
+    each_lower(*this, [&](std::size_t at, auto& level) {
+      for (std::size_t i = 0; i < level.transfer_count; ++i) {
+        const auto& each = level.transfers[i];
+        if (!each.goes_down || each.group != group) continue;
+        // The block of a demotion is in a slot of the tier above, and passes through one of the first tier.
+        if (each.demotes ? at == k + 1 && each.source == slot : k == 0 && each.upper == slot)
+          level.slots[group].drop(each.lower);
+      }
+    });
   }
   template <class Level>
   void fail(Level& level, const failure& why, std::uint64_t now) noexcept {

@@ -4,26 +4,16 @@
 
 #include <llmmem/kernels/host_executor.hpp>
 #include <llmmem/kernels/quantize_groups.hpp>
+#include <llmmem/refit/detail/agreeing_ranks.hpp>
 #include <llmmem/refit/refit.hpp>
 
 #include <algorithm>
-#include <concepts>
 #include <cstring>
 #include <type_traits>
 #include <utility>
 
 namespace llmmem {
 inline namespace v0 {
-
-namespace detail {
-
-/// A transport whose ranks agree: all that get an answer get the same.
-template <class T>
-concept agreeing_ranks = requires(T& ranks, deadline by) {
-  { ranks.agree(std::uint64_t{1}, by) } -> std::same_as<result<comm::agreed>>;
-};
-
-}  // namespace detail
 
 template <transport T>
 refit<T>::refit(T& ranks, const refit_plan& plan, refit_options options)
