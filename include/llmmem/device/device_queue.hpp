@@ -118,8 +118,8 @@ class basic_device_queue {
 
   /// Waits until its stream has done all that it was given, and memory of that work may be freed.
   /// `errc::device_failed`, index the status: the first wait failed, and no result of that work is reliable,
-  /// even if a second wait, which this then makes, has succeeded; memory of the work may be freed after a call
-  /// that succeeds. The same, at once, during a capture of the stream.
+  /// even if a second wait, which this then makes, has succeeded; memory of the work may be freed after a
+  /// call that succeeds. The same, at once, during a capture of the stream.
   [[nodiscard]] result<void> finish() noexcept {
     device_status first = Runtime::not_ready;
     if (!runtime_.is_capturing(stream_)) {

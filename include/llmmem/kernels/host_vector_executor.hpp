@@ -53,8 +53,8 @@ struct calling_thread {
 template <thread_team Team = calling_thread>
 class host_vector_executor : public host_executor {
  public:
-  /// Takes `best_vector_path()` for floats. Each job of integers takes `best_integer_path()`, so Linux is asked
-  /// for AMX only by programs that run such jobs.
+  /// Takes `best_vector_path()` for floats. Each job of integers takes `best_integer_path()`, so Linux is
+  /// asked for AMX only by programs that run such jobs.
   explicit host_vector_executor(Team team = {}) : path_(best_vector_path()), team_(std::move(team)) {}
   /// Takes one path for both. @throws argument_error if this machine does not have the path.
   explicit host_vector_executor(vector_path path, Team team = {})

@@ -64,8 +64,8 @@ inline constexpr std::array<vector_path, 4> vector_paths{vector_path::baseline, 
   }
 }
 
-/// Returns the widest path of this machine for floats as they are: never `amx`, which takes subnormal bf16 for
-/// zeros. Asks Linux for nothing.
+/// Returns the widest path of this machine for floats as they are: never `amx`, which takes subnormal bf16
+/// for zeros. Asks Linux for nothing.
 [[nodiscard]] inline vector_path best_vector_path() noexcept {
   for (const vector_path path : {vector_path::avx512, vector_path::avx2}) {
     if (has_vector_path(path)) return path;
