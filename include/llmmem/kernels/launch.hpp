@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <concepts>
 #include <cstdint>
 
 namespace llmmem {
@@ -41,6 +42,13 @@ struct row_work {
     return {map.rows(), map.parts(), packets * packet_elements == map.longest_row() ? packets : packets + 1};
   }
 };
+
+/// Returns the elements of the packets by which lanes share a row: those of an access, or of 16 bytes where
+/// long rows are copied at any alignment.
+template <row_op Op, row_map Map>
+[[nodiscard]] constexpr unsigned shared_elements(const Map& map, unsigned elements) noexcept {
+  return std::same_as<Op, copy_op> && map.longest_row() >= detail::least_shifted_row ? 16U : elements;
+}
 
 /// Limits on the part of a device that a launch takes.
 struct launch_limits {
