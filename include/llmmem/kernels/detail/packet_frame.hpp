@@ -1,6 +1,6 @@
 /// @file
 /// Packets of 16 bytes in buffers of any alignment: the packets of the buffer that is written are aligned,
-/// and those of another are made from the aligned packets that they lie in.
+/// and those of another are made from the aligned packets that contain them.
 #pragma once
 
 #include <llmmem/config.hpp>
