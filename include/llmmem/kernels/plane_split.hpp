@@ -236,7 +236,8 @@ class shifted_merge_work {
     if (skew == 0 && !is_ninth_used) return {load_packet<8, cache_hint::streaming>(at), 0};
     const auto low = load_packet<8, cache_hint::streaming>(at - skew);
     const auto high = load_packet<8, cache_hint::streaming>(at - skew + 8);
-    return {between_packets<8>(low, high, skew), high.words[skew / 4] >> (skew % 4 * 8) & 0xFFU};
+    return {between_packets<8>(low, high, skew),
+            (skew < 4 ? high.words[0] : high.words[1]) >> (skew % 4 * 8) & 0xFFU};
   }
   LLMMEM_HD void run_bytes(const packet_frame<1>::piece& of) const noexcept {
     LLMMEM_ROLLED
