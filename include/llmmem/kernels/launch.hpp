@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <concepts>
 #include <cstdint>
 
 namespace llmmem {
@@ -47,7 +46,9 @@ struct row_work {
 /// long rows are copied at any alignment.
 template <row_op Op, row_map Map>
 [[nodiscard]] constexpr unsigned shared_elements(const Map& map, unsigned elements) noexcept {
-  return std::same_as<Op, copy_op> && map.longest_row() >= detail::least_shifted_row ? 16U : elements;
+  return detail::copies_at_any_alignment<Map, Op> && map.longest_row() >= detail::least_shifted_row
+             ? 16U
+             : elements;
 }
 
 /// Limits on the part of a device that a launch takes.

@@ -102,7 +102,13 @@ struct row_share {
 
 namespace detail {
 
-/// From so many bytes on a row that is copied is moved by packets of 16 at any alignment.
+/// Whether long rows are copied by packets of 16 at any alignment: those of maps that say so by a member of
+/// this name. The elements of others are mostly aligned, and looking their rows up takes the registers.
+template <class Map, class Op>
+inline constexpr bool copies_at_any_alignment =
+    std::same_as<Op, copy_op> && requires { requires Map::copies_at_any_alignment; };
+
+/// From so many bytes on such a row is long.
 inline constexpr std::uint32_t least_shifted_row = 64;
 
 /// A lane's share of a row of bytes: packets that are aligned at their destination, and the bytes before the
@@ -141,10 +147,10 @@ LLMMEM_HD inline void move_shifted(const row_move& row, std::uint32_t lane, std:
 
 /// A lane's share of one row: every `lanes`-th packet, four at a time so that as many reads are in flight,
 /// then single elements after the last packet.
-template <unsigned N, cache_hint Read, cache_hint Write, class Op, class Step>
+template <unsigned N, cache_hint Read, cache_hint Write, class Map, class Op, class Step>
 LLMMEM_HD inline void move_row(const row_move& row, const Step& step, std::uint32_t lane,
                                std::uint32_t lanes) noexcept {
-  if constexpr (std::same_as<Op, copy_op> && N < 16) {
+  if constexpr (copies_at_any_alignment<Map, Op> && N < 16) {
     if (row.elements >= least_shifted_row) return move_shifted<N, Read, Write>(row, lane, lanes);
   }
   constexpr unsigned from_bytes = N * Op::from_bytes;
@@ -187,7 +193,7 @@ LLMMEM_HD inline void move_rows(const Map& map, const Op& op, const row_share& s
   for (std::uint32_t part = share.part; part < map.parts(); part += share.parts) {
     const auto step = op.at(part);
     for (std::uint64_t row = share.first; row < map.rows(); row += share.stride)
-      detail::move_row<N, Read, Write, Op>(map.at(row, part), step, share.lane, share.lanes);
+      detail::move_row<N, Read, Write, Map, Op>(map.at(row, part), step, share.lane, share.lanes);
   }
 }
 
