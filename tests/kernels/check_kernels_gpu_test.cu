@@ -38,6 +38,24 @@ std::uint64_t any_skew(std::mt19937_64& random) {
   return skews[random() % std::size(skews)];
 }
 
+/// The offsets of several buffers: the same for all, or each its own, multiples of `width`.
+class any_skews {
+ public:
+  any_skews(std::mt19937_64& random, std::uint64_t width) : random_(&random), width_(width) {
+    same_ = next();
+    is_same_ = random() % 2 == 0;
+  }
+  [[nodiscard]] std::uint64_t operator()() { return is_same_ ? same_ : next(); }
+
+ private:
+  [[nodiscard]] std::uint64_t next() { return (*random_)() % (16 / width_) * width_; }
+
+  std::mt19937_64* random_;
+  std::uint64_t width_;
+  std::uint64_t same_;
+  bool is_same_;
+};
+
 /// Runs something on a stream, from a graph twice, so that what is overwritten is so again.
 template <class Work>
 void on_device(std::uint64_t seed, cudaStream_t stream, const char* what, const Work& work) {
@@ -48,7 +66,8 @@ void on_device(std::uint64_t seed, cudaStream_t stream, const char* what, const 
 void check_parity(std::uint64_t seed, cudaStream_t stream) {
   std::mt19937_64 random(seed);
   const std::uint64_t bytes = any_length(random);
-  const std::uint64_t skew = any_skew(random);
+  any_skews skews(random, 1);
+  const std::uint64_t skew = skews();
   const std::uint64_t count = random() % (most_parity_shards + 1);
   std::vector<std::vector<std::byte>> contents;
   std::vector<device_array<std::byte>> shards;
@@ -59,8 +78,9 @@ void check_parity(std::uint64_t seed, cudaStream_t stream) {
     shards.emplace_back(contents.back());
   }
   for (std::uint64_t i = 0; i < count; ++i) {
-    here.push_back(contents[i].data() + skew);
-    there.push_back(shards[i].data() + skew);
+    const std::uint64_t own = skews();
+    here.push_back(contents[i].data() + own);
+    there.push_back(shards[i].data() + own);
   }
   std::vector<std::byte> expected(bytes + 64, poison);
   const device_array<std::byte> parity(expected);
@@ -79,7 +99,8 @@ void check_sum(std::uint64_t seed, cudaStream_t stream) {
   const std::uint64_t width = bits_of(elements) / 8;
   const std::uint64_t bytes = any_length(random) / 8 / width * width;
   const std::uint64_t count = 1 + random() % (random() % 5 == 0 ? 40 : 5);
-  const std::uint64_t skew = width * (random() % 3);
+  any_skews skews(random, random() % 8 == 0 ? 1 : width);  // now and then of no element
+  const std::uint64_t skew = skews();
   std::vector<std::vector<std::byte>> contents;
   std::vector<device_array<std::byte>> parts;
   for (std::uint64_t i = 0; i < count; ++i) {
@@ -89,8 +110,9 @@ void check_sum(std::uint64_t seed, cudaStream_t stream) {
   std::vector<const std::byte*> here;
   std::vector<const std::byte*> there;
   for (std::uint64_t i = 0; i < count; ++i) {
-    here.push_back(contents[i].data() + skew);
-    there.push_back(parts[i].data() + skew);
+    const std::uint64_t own = skews();
+    here.push_back(contents[i].data() + own);
+    there.push_back(parts[i].data() + own);
   }
   std::vector<std::byte> expected(bytes + 64, poison);
   const device_array<std::byte> sum(expected);
@@ -105,11 +127,16 @@ void check_sum(std::uint64_t seed, cudaStream_t stream) {
 void check_delta(std::uint64_t seed, cudaStream_t stream) {
   std::mt19937_64 random(seed);
   const std::uint64_t bytes = any_length(random);
-  const std::uint64_t skew = any_skew(random);
+  any_skews skews(random, 1);
+  const std::uint64_t skew = skews();
+  const std::uint64_t changed = skews();
+  const std::uint64_t written = skews();
   const dirty_page_options pages{.page_bytes = 512U << random() % 5};
   const std::uint64_t words = dirty_words(bytes, pages);
   std::vector<std::byte> before = any_bytes(bytes + 64, random);
-  std::vector<std::byte> after = before;
+  std::vector<std::byte> after(bytes + 64);
+  std::copy_n(before.begin() + static_cast<std::ptrdiff_t>(skew), bytes,
+              after.begin() + static_cast<std::ptrdiff_t>(changed));
   for (std::uint64_t i = random() % 20; i-- != 0;)
     after[random() % after.size()] ^= static_cast<std::byte>(1 + random() % 255);
   std::vector<std::byte> delta(bytes + 64, poison);
@@ -122,9 +149,9 @@ void check_delta(std::uint64_t seed, cudaStream_t stream) {
   const device_array<std::uint32_t> device_looked(looked);
   const auto make = [&](const auto& run, const std::byte* from, const std::byte* to, std::byte* made,
                         std::uint32_t* dirty, std::uint32_t* seen) -> result<void> {
-    if (auto done = compare_dirty(run, from + skew, to + skew, bytes, {seen, words}, pages); !done)
+    if (auto done = compare_dirty(run, from + skew, to + changed, bytes, {seen, words}, pages); !done)
       return done;
-    return xor_delta(run, from + skew, to + skew, made + skew, bytes, {dirty, words}, pages);
+    return xor_delta(run, from + skew, to + changed, made + written, bytes, {dirty, words}, pages);
   };
   on_device(seed, stream, "delta", [&](const auto& run) {
     return make(run, device_before.data(), device_after.data(), device_delta.data(), device_bits.data(),
@@ -137,12 +164,12 @@ void check_delta(std::uint64_t seed, cudaStream_t stream) {
   require(device_bits.host() == bits, "the dirty bits differ from the host's", seed);
   require(device_looked.host() == looked, "compared pages differ from the host's", seed);
   const device_executor run(stream);
-  require(apply_delta(run, device_before.data() + skew, device_delta.data() + skew, bytes,
+  require(apply_delta(run, device_before.data() + skew, device_delta.data() + written, bytes,
                       {device_bits.data(), words}, pages)
               .has_value(),
           "apply", seed);
   check(cudaStreamSynchronize(stream), "apply");
-  std::copy_n(after.begin() + static_cast<std::ptrdiff_t>(skew), bytes,
+  std::copy_n(after.begin() + static_cast<std::ptrdiff_t>(changed), bytes,
               before.begin() + static_cast<std::ptrdiff_t>(skew));
   require(device_before.host() == before, "an applied delta is not the new bytes", seed);
 }
@@ -196,7 +223,9 @@ void check_tasks(std::uint64_t seed, cudaStream_t stream) {
   std::mt19937_64 random(seed);
   const std::uint64_t multiple = std::uint64_t{1} << seed % 5;
   const std::vector<std::byte> source = any_bytes(600'000, random);
-  std::vector<std::byte> expected(source.size(), poison);
+  // Sources and destinations at the same offsets from a multiple of 16, or at others.
+  const std::uint64_t apart = random() % 2 * (random() % 16 / multiple * multiple);
+  std::vector<std::byte> expected(source.size() + 16, poison);
   const device_array<std::byte> from(source);
   const device_array<std::byte> to(expected);
   std::vector<copy_task> tasks;
@@ -204,9 +233,9 @@ void check_tasks(std::uint64_t seed, cudaStream_t stream) {
   std::uint64_t longest = 0;
   for (std::uint64_t at = 0; at + 90'000 < source.size() && tasks.size() < few_copies::most;) {
     const std::uint64_t bytes = random() % (random() % 5 == 0 ? 90'000 : 500);
-    tasks.push_back({from.data() + at, to.data() + at, bytes});
+    tasks.push_back({from.data() + at, to.data() + at + apart, bytes});
     std::copy_n(source.begin() + static_cast<std::ptrdiff_t>(at), bytes,
-                expected.begin() + static_cast<std::ptrdiff_t>(at));
+                expected.begin() + static_cast<std::ptrdiff_t>(at + apart));
     crcs.push_back(crc32c(0, std::span(source).subspan(at, bytes)));
     longest = std::max(longest, bytes);
     at = (at + bytes + multiple) / multiple * multiple;

@@ -195,14 +195,15 @@ void check_blocks(std::uint64_t seed, cudaStream_t stream) {
 void check_planes(std::uint64_t seed, cudaStream_t stream) {
   std::mt19937_64 random(seed);
   const std::uint64_t count = seed == 1 ? 65536 : random() % 5000;
-  const std::uint64_t shift = random() % 3 == 0 ? random() % 17 : 0;  // of all addresses
+  const std::uint64_t shift = random() % 3 == 0 ? random() % 17 : 0;  // of all addresses, but of one plane
+  const std::uint64_t other_shift = random() % 3 == 0 ? random() % 17 : shift;
   std::vector<std::byte> elements(shift + 2 * count);
   for (std::uint64_t i = 0; i < count; ++i) {
     const auto bits = static_cast<std::uint16_t>(seed == 1 ? i : random());
     std::memcpy(elements.data() + shift + 2 * i, &bits, 2);
   }
   std::vector<std::byte> exponents(shift + count, poison);
-  std::vector<std::byte> others = exponents;
+  std::vector<std::byte> others(other_shift + count, poison);
   std::vector<std::byte> merged(elements.size(), poison);
   const device_array<std::byte> elements_there(elements);
   const device_array<std::byte> exponents_there(exponents);
@@ -210,8 +211,8 @@ void check_planes(std::uint64_t seed, cudaStream_t stream) {
   const device_array<std::byte> merged_there(merged);
   const auto both_ways = [&](const auto& run, const std::byte* from, std::byte* exponent, std::byte* other,
                              std::byte* to) {
-    return split_planes(run, from + shift, count, {exponent + shift, other + shift}).has_value() &&
-           merge_planes(run, {exponent + shift, other + shift}, count, to + shift).has_value();
+    return split_planes(run, from + shift, count, {exponent + shift, other + other_shift}).has_value() &&
+           merge_planes(run, {exponent + shift, other + other_shift}, count, to + shift).has_value();
   };
   run_on_device(stream, seed, [&](const device_executor& run) {
     return both_ways(run, elements_there.data(), exponents_there.data(), others_there.data(),

@@ -221,11 +221,11 @@ TEST_SUITE("xor_blocks") {
     // Bits of units far up, where a 32-bit offset would come round: found by what a unit's lane gives.
     std::vector<std::uint32_t> bits(4);
     const std::uint64_t bytes = (std::uint64_t{1} << 40) + 3 * 2048 + 5;
-    const detail::xor_delta_work<16, detail::delta_use::looked_at> work{nullptr,     nullptr, nullptr,
-                                                                        bits.data(), bytes,   30};
+    const detail::xor_delta_work<16, detail::delta_use::looked_at> work{
+        nullptr, nullptr, nullptr, bits.data(), detail::packet_frame<16>(bytes), 30};
     CHECK(work.items() == (std::uint64_t{1} << 29) + 4);
     // Pages of 2^39 bytes: the last unit is of page 2.
-    work.give(work.items() - 1, {0, 32}, {}, 1);
+    work.give(work.items() - 1, {0, 32}, {}, 2);
     CHECK(bits == std::vector<std::uint32_t>{4, 0, 0, 0});
     CHECK(dirty_words(bytes) == (std::uint64_t{1} << 23) + 1);
     CHECK(dirty_words(std::uint64_t{1} << 17) == 1);
@@ -233,18 +233,18 @@ TEST_SUITE("xor_blocks") {
     CHECK(dirty_words(0) == 0);
     CHECK(detail::xor_unit::count(4096) == 2);
     CHECK(detail::xor_unit::count(4097) == 3);
-    detail::xor_parity_work<16> parity{};
-    parity.bytes = bytes;
+    const detail::packet_frame<16> frame(bytes);
+    const detail::xor_parity_work<16> parity{.shard = {}, .parity = nullptr, .frame = frame, .shards = 0};
     CHECK(parity.items() == 32 * ((std::uint64_t{1} << 29) + 4));
-    CHECK(detail::bytes_at(bytes - 5, bytes) == 5);
-    CHECK(detail::bytes_at(bytes, bytes) == 0);
-    CHECK(detail::bytes_at(bytes - 16, bytes) == 16);
+    CHECK(frame.at(bytes - 5).end == 5);
+    CHECK(frame.at(bytes).is_empty());
+    CHECK(frame.at(bytes - 16).is_whole());
   }
 
-  TEST_CASE("accesses are as wide as all addresses of a call allow") {
+  TEST_CASE("packets are aligned without a shift where all addresses of a call allow") {
     alignas(16) std::byte memory[4096];
     std::vector<std::uint32_t> bits(1);
-    constexpr std::pair<std::uint64_t, unsigned> widths[] = {{0, 16}, {8, 4}, {4, 4}, {2, 1}, {1, 1}};
+    constexpr std::pair<std::uint64_t, unsigned> widths[] = {{0, 16}, {8, 1}, {4, 1}, {2, 1}, {1, 1}};
     for (const auto& [skew, width] : widths) {
       CAPTURE(skew);
       for (std::uint64_t skewed = 0; skewed < 3; ++skewed) {

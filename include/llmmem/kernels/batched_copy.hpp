@@ -110,6 +110,8 @@ class few_copies {
 template <class Copies>
 class copy_map {
  public:
+  static constexpr bool copies_at_any_alignment = true;
+
   explicit copy_map(const Copies& copies) noexcept
       : copies_(copies),
         tiles_(detail::tiles_of(copies.longest())),

@@ -191,7 +191,7 @@ class device_executor {
             row_op Op>
   result<void> move(const Map& map, const Op& op) const noexcept {
     const unsigned elements = packet_elements<Op>(map.alignment());
-    const row_launch launch = plan_launch(row_work::of(map, elements), limits_);
+    const row_launch launch = plan_launch(row_work::of(map, shared_elements<Op>(map, elements)), limits_);
     if (launch.row_blocks == 0) return {};
     return told(start<widest_packet<Op>, Read, Write>(map, op, launch, elements));
   }

@@ -49,15 +49,15 @@ struct int_group_position {
 ///      or of more than 65536 (1) and other scales (2); `errc::too_short` for a shorter `out`. Then nothing
 ///      has begun. Otherwise the result of `run`.
 /// @par Complexity   each value is read once, in groups of up to 256 elements, else twice; codes and scales
-///                   are written once. A product and a conversion of doubles for each value, a quotient for
-///                   each group.
+///                   are written once. Neighbouring lanes access neighbouring packets. A product and a
+///                   conversion of doubles for each value, a quotient for each group.
 /// @par Thread safety   any number at once, on different bytes.
 template <class Run>
 result<void> encode_int_groups(const Run& run, const int_group_form& form, std::span<const std::byte> values,
                                std::span<std::byte> out, const int_group_position& at = {});
 
 /// Decodes them, as `block_int::decode`. Where that refuses a group, because no encoder writes it, this one
-/// lowers `*damaged` to the group's number, if it is lower, and restores NaNs for eight elements or more of
+/// lowers `*damaged` to the group's number, if it is lower, and restores NaNs for four elements or more of
 /// it.
 ///
 /// @param damaged  in the executor's memory, of the caller's largest number before; may be null.

@@ -42,6 +42,15 @@ struct row_work {
   }
 };
 
+/// Returns the elements of the packets by which lanes share a row: those of an access, or of 16 bytes where
+/// long rows are copied at any alignment.
+template <row_op Op, row_map Map>
+[[nodiscard]] constexpr unsigned shared_elements(const Map& map, unsigned elements) noexcept {
+  return detail::copies_at_any_alignment<Map, Op> && map.longest_row() >= detail::least_shifted_row
+             ? 16U
+             : elements;
+}
+
 /// Limits on the part of a device that a launch takes.
 struct launch_limits {
   std::uint32_t multiprocessors = 132;

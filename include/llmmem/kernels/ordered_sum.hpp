@@ -4,7 +4,7 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/kernels/detail/ordered_sum_work.hpp>
-#include <llmmem/kernels/detail/wide_access.hpp>
+#include <llmmem/kernels/detail/packet_frame.hpp>
 #include <llmmem/kernels/detail/xor_blocks_body.hpp>
 #include <llmmem/kernels/errors.hpp>
 #include <llmmem/kernels/launch.hpp>
@@ -29,11 +29,12 @@ template <dtype E, class Run>
   for (const std::byte* const each : parts)
     aligned = std::min(aligned, alignment_of(place_of(each)));
   return at_width(aligned, [&](auto width) {
-    ordered_sum_work<width(), E> work{};
+    using work_type = ordered_sum_work<width(), E>;
+    work_type work{.part = {},
+                   .into = into,
+                   .frame = work_type::frame_of(into, bytes),
+                   .parts = static_cast<std::uint32_t>(parts.size())};
     std::copy(parts.begin(), parts.end(), work.part);
-    work.into = into;
-    work.bytes = bytes;
-    work.parts = static_cast<std::uint32_t>(parts.size());
     return run.each(work);
   });
 }
@@ -61,9 +62,9 @@ template <dtype E, class Run>
 /// devices produce, and a device whose code is compiled with `-use_fast_math` treats the least floats as
 /// zeros.
 ///
-/// Takes addresses of any alignment; an access is 16 bytes if all are multiples of that, else 4 or 1. Nothing
-/// allocates or waits, and a graph may contain it. Any number may run at once, on different bytes. `into` may
-/// be part 0; it must not overlap a part in any other way.
+/// Takes addresses of any alignment; an access is 16 bytes but at the ends, and where `into` is not aligned
+/// to its elements. Nothing allocates or waits, and a graph may contain it. Any number may run at once, on
+/// different bytes. `into` may be part 0; it must not overlap a part in any other way.
 ///
 /// @param run    `host_executor` or `device_executor`; the pointers are of its memory.
 /// @param parts  at least one, each of `bytes` bytes. The list itself is read before this returns.

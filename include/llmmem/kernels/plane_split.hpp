@@ -4,6 +4,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/packet_frame.hpp>
 #include <llmmem/kernels/items.hpp>
 #include <llmmem/kernels/launch.hpp>
 #include <llmmem/kernels/packet.hpp>
@@ -61,10 +62,52 @@ namespace detail {
 #endif
 }
 
-/// Elements per item, at most 16 bytes, so that neighbouring threads read and write neighbouring bytes; after
-/// the last whole item single elements. With one element per item any address is valid.
+/// Eight elements, and their bytes of both planes.
+struct plane_bytes {
+  packet<8> exponents;
+  packet<8> others;
+};
+[[nodiscard]] LLMMEM_HD inline plane_bytes planes_of(const packet<16>& elements) noexcept {
+  plane_bytes out;
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < 2; ++i) {
+    const std::uint32_t first = rotated_left(elements.words[2 * i]);
+    const std::uint32_t second = rotated_left(elements.words[2 * i + 1]);
+    out.exponents.words[i] = even_bytes(first >> 8U, second >> 8U);
+    out.others.words[i] = even_bytes(first, second);
+  }
+  return out;
+}
+[[nodiscard]] LLMMEM_HD inline packet<16> elements_of(const plane_bytes& in) noexcept {
+  packet<16> out;
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < 2; ++i) {
+    out.words[2 * i] = rotated_right(interleaved(in.others.words[i], in.exponents.words[i], 0));
+    out.words[2 * i + 1] = rotated_right(interleaved(in.others.words[i], in.exponents.words[i], 2));
+  }
+  return out;
+}
+
+/// The two conversions of one element, a byte at a time: its address may be odd.
+LLMMEM_HD inline void split_single(const std::byte* elements, const bf16_planes<std::byte>& planes,
+                                   std::uint64_t at) noexcept {
+  const std::uint32_t low = load_packet<1>(elements + 2 * at).words[0];
+  const std::uint32_t bits =
+      rotated_left(low | std::uint32_t{load_packet<1>(elements + 2 * at + 1).words[0]} << 8U);
+  store_packet<1>(planes.exponents + at, {{static_cast<std::uint8_t>(bits >> 8U)}});
+  store_packet<1>(planes.mantissas_and_signs + at, {{static_cast<std::uint8_t>(bits)}});
+}
+[[nodiscard]] LLMMEM_HD inline std::uint32_t merged_single(const bf16_planes<const std::byte>& planes,
+                                                           std::uint64_t at) noexcept {
+  const std::uint32_t low = load_packet<1>(planes.mantissas_and_signs + at).words[0];
+  const std::uint32_t high = load_packet<1>(planes.exponents + at).words[0];
+  return rotated_right(low | high << 8U);
+}
+
+/// Eight elements an item, so that neighbouring threads read and write neighbouring packets; after the last
+/// whole item single elements. @pre elements are aligned to 16, planes to 8
 template <plane_direction Direction, unsigned Elements>
-  requires(Elements == 8 || Elements == 4 || Elements == 1)
+  requires(Elements == 8)
 class plane_work {
  public:
   using element_byte = std::conditional_t<Direction == plane_direction::split, const std::byte, std::byte>;
@@ -78,58 +121,27 @@ class plane_work {
   }
   LLMMEM_HD void run(std::uint64_t item) const noexcept {
     if (item >= packets_) return run_single(packets_ * Elements + (item - packets_));
-    if constexpr (Elements == 1) {
-      run_single(item);
-    } else if constexpr (Direction == plane_direction::split) {
-      split(item * Elements);
+    const std::uint64_t at = item * Elements;
+    if constexpr (Direction == plane_direction::split) {
+      const plane_bytes out = planes_of(load_packet<16, cache_hint::streaming>(elements_ + 2 * at));
+      store_packet<Elements>(planes_.exponents + at, out.exponents);
+      store_packet<Elements>(planes_.mantissas_and_signs + at, out.others);
     } else {
-      merge(item * Elements);
+      store_packet<16>(
+          elements_ + 2 * at,
+          elements_of({load_packet<Elements, cache_hint::streaming>(planes_.exponents + at),
+                       load_packet<Elements, cache_hint::streaming>(planes_.mantissas_and_signs + at)}));
     }
   }
 
  private:
-  static constexpr unsigned packet_bytes = 2 * Elements;
-
-  LLMMEM_HD void split(std::uint64_t at) const noexcept {
-    const auto in = load_packet<packet_bytes, cache_hint::streaming>(elements_ + 2 * at);
-    packet<Elements> exponents;
-    packet<Elements> others;
-    for (unsigned i = 0; i < Elements / 4; ++i) {
-      const std::uint32_t first = rotated_left(in.words[2 * i]);
-      const std::uint32_t second = rotated_left(in.words[2 * i + 1]);
-      exponents.words[i] = even_bytes(first >> 8U, second >> 8U);
-      others.words[i] = even_bytes(first, second);
-    }
-    store_packet<Elements>(planes_.exponents + at, exponents);
-    store_packet<Elements>(planes_.mantissas_and_signs + at, others);
-  }
-
-  LLMMEM_HD void merge(std::uint64_t at) const noexcept {
-    const auto exponents = load_packet<Elements, cache_hint::streaming>(planes_.exponents + at);
-    const auto others = load_packet<Elements, cache_hint::streaming>(planes_.mantissas_and_signs + at);
-    packet<packet_bytes> out;
-    for (unsigned i = 0; i < Elements / 4; ++i) {
-      out.words[2 * i] = rotated_right(interleaved(others.words[i], exponents.words[i], 0));
-      out.words[2 * i + 1] = rotated_right(interleaved(others.words[i], exponents.words[i], 2));
-    }
-    store_packet<packet_bytes>(elements_ + 2 * at, out);
-  }
-
-  /// One element, a byte at a time: its address may be odd.
   LLMMEM_HD void run_single(std::uint64_t at) const noexcept {
-    element_byte* const element = elements_ + 2 * at;
     if constexpr (Direction == plane_direction::split) {
-      const std::uint32_t low = load_packet<1>(element).words[0];
-      const std::uint32_t bits =
-          rotated_left(low | std::uint32_t{load_packet<1>(element + 1).words[0]} << 8U);
-      store_packet<1>(planes_.exponents + at, {{static_cast<std::uint8_t>(bits >> 8U)}});
-      store_packet<1>(planes_.mantissas_and_signs + at, {{static_cast<std::uint8_t>(bits)}});
+      split_single(elements_, planes_, at);
     } else {
-      const std::uint32_t low = load_packet<1>(planes_.mantissas_and_signs + at).words[0];
-      const std::uint32_t high = load_packet<1>(planes_.exponents + at).words[0];
-      const std::uint32_t bits = rotated_right(low | high << 8U);
-      store_packet<1>(element, {{static_cast<std::uint8_t>(bits)}});
-      store_packet<1>(element + 1, {{static_cast<std::uint8_t>(bits >> 8U)}});
+      const std::uint32_t bits = merged_single(planes_, at);
+      store_packet<1>(elements_ + 2 * at, {{static_cast<std::uint8_t>(bits)}});
+      store_packet<1>(elements_ + 2 * at + 1, {{static_cast<std::uint8_t>(bits >> 8U)}});
     }
   }
 
@@ -140,7 +152,110 @@ class plane_work {
 };
 static_assert(item_work<plane_work<plane_direction::split, 8>>);
 
-/// Runs with as many elements per item as all alignments allow.
+/// Splits at any addresses: an item is eight elements whose bytes are an aligned packet of a plane. If the
+/// planes have other offsets from a multiple of 8, each has items of its own.
+class shifted_split_work {
+ public:
+  shifted_split_work(const std::byte* elements, const bf16_planes<std::byte>& planes,
+                     std::uint64_t count) noexcept
+      : elements_(elements),
+        planes_(planes),
+        count_(count),
+        first_skew_(skew_of(planes.exponents) % 8),
+        second_skew_(skew_of(planes.mantissas_and_signs) % 8),
+        first_items_((count + first_skew_ + 7) / 8) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept {
+    return first_items_ + (is_apart() ? (count_ + second_skew_ + 7) / 8 : 0);
+  }
+  LLMMEM_HD void run(std::uint64_t item) const noexcept {
+    const bool is_second = item >= first_items_;
+    const std::uint64_t number = is_second ? item - first_items_ : item;
+    const std::uint32_t skew = is_second ? second_skew_ : first_skew_;
+    const std::uint64_t begin = number * 8 < skew ? 0 : number * 8 - skew;
+    const std::uint64_t past = number * 8 + 8 - skew;
+    const std::uint64_t end = past < count_ ? past : count_;
+    if (end - begin != 8) {
+      for (std::uint64_t at = begin; at < end; ++at)
+        split_single(elements_, planes_, at);
+      return;
+    }
+    const plane_bytes out =
+        planes_of(read_across<1, cache_hint::streaming>(elements_, 2 * begin, 2 * count_));
+    if (!is_second) store_packet<8>(planes_.exponents + begin, out.exponents);
+    if (is_second || !is_apart()) store_packet<8>(planes_.mantissas_and_signs + begin, out.others);
+  }
+
+ private:
+  [[nodiscard]] LLMMEM_HD bool is_apart() const noexcept { return first_skew_ != second_skew_; }
+
+  const std::byte* elements_;
+  bf16_planes<std::byte> planes_;
+  std::uint64_t count_;
+  std::uint32_t first_skew_;
+  std::uint32_t second_skew_;
+  std::uint64_t first_items_;
+};
+static_assert(item_work<shifted_split_work>);
+
+/// Merges at any addresses: an item is an aligned packet of elements. At an odd address it begins with the
+/// upper byte of an element.
+class shifted_merge_work {
+ public:
+  shifted_merge_work(std::byte* elements, const bf16_planes<const std::byte>& planes,
+                     std::uint64_t count) noexcept
+      : elements_(elements), planes_(planes), count_(count), frame_(elements, 2 * count) {}
+
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return (frame_.extent() + 15) / 16; }
+  LLMMEM_HD void run(std::uint64_t item) const noexcept {
+    const auto here = frame_.at(item * 16);
+    const auto first = static_cast<std::uint64_t>(here.at) / 2;
+    // Of a plane: the two aligned packets that contain 9 bytes.
+    if (!here.is_whole() || !holds_nine(planes_.exponents, first) ||
+        !holds_nine(planes_.mantissas_and_signs, first))
+      return run_bytes(here);
+    const bool is_odd = here.at % 2 != 0;
+    const nine_bytes exponents = read_nine(planes_.exponents + first, is_odd);
+    const nine_bytes others = read_nine(planes_.mantissas_and_signs + first, is_odd);
+    packet<16> out = elements_of({exponents.first, others.first});
+    if (is_odd) out = between_packets<16>(out, {{rotated_right(others.last | exponents.last << 8U)}}, 1);
+    store_packet<16>(elements_ + here.at, out);
+  }
+
+ private:
+  struct nine_bytes {
+    packet<8> first;
+    std::uint32_t last;
+  };
+  [[nodiscard]] LLMMEM_HD bool holds_nine(const std::byte* plane, std::uint64_t at) const noexcept {
+    const std::uint32_t skew = skew_of(plane + at) % 8;
+    return at >= skew && count_ - at >= 16 - skew;
+  }
+  [[nodiscard]] static LLMMEM_HD nine_bytes read_nine(const std::byte* at, bool is_ninth_used) noexcept {
+    const std::uint32_t skew = skew_of(at) % 8;
+    if (skew == 0 && !is_ninth_used) return {load_packet<8, cache_hint::streaming>(at), 0};
+    const auto low = load_packet<8, cache_hint::streaming>(at - skew);
+    const auto high = load_packet<8, cache_hint::streaming>(at - skew + 8);
+    return {between_packets<8>(low, high, skew),
+            (skew < 4 ? high.words[0] : high.words[1]) >> (skew % 4 * 8) & 0xFFU};
+  }
+  LLMMEM_HD void run_bytes(const packet_frame<1>::piece& of) const noexcept {
+    LLMMEM_ROLLED
+    for (std::uint32_t i = of.first; i < of.end; ++i) {
+      const auto at = static_cast<std::uint64_t>(of.at + i);
+      const std::uint32_t bits = merged_single(planes_, at / 2);
+      store_packet<1>(elements_ + at, {{static_cast<std::uint8_t>(bits >> (at % 2 * 8))}});
+    }
+  }
+
+  std::byte* elements_;
+  bf16_planes<const std::byte> planes_;
+  std::uint64_t count_;
+  packet_frame<1> frame_;
+};
+static_assert(item_work<shifted_merge_work>);
+
+/// Runs with aligned packets, or with what makes them.
 template <plane_direction Direction, class Run, class ElementByte, class PlaneByte>
 result<void> run_planes(const Run& run, ElementByte* elements, const bf16_planes<PlaneByte>& planes,
                         std::uint64_t count, const char* who) {
@@ -151,8 +266,11 @@ result<void> run_planes(const Run& run, ElementByte* elements, const bf16_planes
                                                reinterpret_cast<std::uintptr_t>(planes.mantissas_and_signs));
   const std::uint32_t of_elements = alignment_of(reinterpret_cast<std::uintptr_t>(elements));
   if (of_planes >= 8 && of_elements >= 16) return run.each(plane_work<Direction, 8>(elements, planes, count));
-  if (of_planes >= 4 && of_elements >= 8) return run.each(plane_work<Direction, 4>(elements, planes, count));
-  return run.each(plane_work<Direction, 1>(elements, planes, count));
+  if constexpr (Direction == plane_direction::split) {
+    return run.each(shifted_split_work(elements, planes, count));
+  } else {
+    return run.each(shifted_merge_work(elements, planes, count));
+  }
 }
 
 }  // namespace detail
@@ -165,8 +283,8 @@ result<void> run_planes(const Run& run, ElementByte* elements, const bf16_planes
 /// @param elements  [count], 2 bytes each, lowest first.
 /// @pre the outputs overlap no other memory of the call
 /// @return `errc::too_short` for a null pointer. Then nothing has begun. Otherwise the result of `run`.
-/// @par Complexity   2 bytes per element are read and as many written, 16 at once if elements are at a
-///      multiple of that and planes at multiples of 8; else 4 or 1 of a plane at once.
+/// @par Complexity   2 bytes per element are read and as many written, 16 at once but at the ends. Elements
+///      are read twice if the planes have different offsets from a multiple of 8.
 /// @par Thread safety   any number at once, on different bytes.
 /// @par Source   Hershcovitch et al., "ZipNN: Lossless Compression for AI Models", 2024 (arXiv 2411.05239);
 ///      Zhang et al., "70% Size, 100% Accuracy: Lossless LLM Compression via Dynamic-Length Float", 2025

@@ -38,10 +38,10 @@ struct dirty_page_options {
   return pages / 32 + (pages % 32 == 0 ? 0 : 1);
 }
 
-// All of these take addresses of any alignment; an access is 16 bytes if all of a call's are multiples of
-// that, else 4 or 1: slower, but correct. Nothing allocates or waits, and a graph may contain them. Any
-// number may run at once, on different bytes. A written range may be a range that is read, from the same byte
-// on; it must not overlap one in any other way.
+// All of these take addresses of any alignment; an access is 16 bytes but at the ends. What is read at
+// another offset from a multiple of 16 than what is written costs two accesses of 16. Nothing allocates or
+// waits, and a graph may contain them. Any number may run at once, on different bytes. A written range may be
+// a range that is read, from the same byte on; it must not overlap one in any other way.
 
 /// Sets `parity` to the exclusive or of all shards: a parity of data, or a lost shard from the parity and the
 /// remaining shards. Without shards it is zeros.

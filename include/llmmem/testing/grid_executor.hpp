@@ -48,7 +48,7 @@ class grid_executor {
     const unsigned elements = packet_elements<Op>(map.alignment());
     if (auto aligned = check(map, elements * Op::from_bytes, elements * Op::to_bytes); !aligned)
       return aligned;
-    const row_launch launch = plan_launch(row_work::of(map, elements), limits_);
+    const row_launch launch = plan_launch(row_work::of(map, shared_elements<Op>(map, elements)), limits_);
     const std::uint64_t blocks = std::uint64_t{launch.row_blocks} * launch.part_blocks;
     for (std::uint64_t block = share_.first; block < blocks; block += share_.stride) {
       const auto row_block = static_cast<std::uint32_t>(block / launch.part_blocks);

@@ -48,7 +48,49 @@ LLMMEM_HD inline void set_state(const attention_part_output& part, std::uint64_t
   return !(of.total <= 0) && !(of.most == lowest() && of.total == of.total);
 }
 
-/// Eight elements of a head of a row, consecutively: the numbers of a pack, as for contiguous items.
+/// A lane's eight elements of a vector: four of its first half and four of its second one, so that
+/// neighbouring lanes access neighbouring packets of 4-byte elements too. @param packs  of eight elements, of
+/// the vector
+template <dtype Element>
+LLMMEM_HD inline void load_halves(attention_raw<Element>& to, const std::byte* vector, std::uint32_t pack,
+                                  std::uint32_t packs) noexcept {
+  constexpr unsigned bytes = attention_raw<Element>::bytes / 2;
+  LLMMEM_UNROLL
+  for (unsigned half = 0; half < 2; ++half) {
+    const auto in =
+        load_packet<bytes, cache_hint::streaming>(vector + (pack + half * std::uint64_t{packs}) * bytes);
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < bytes / 4; ++i) {
+      const unsigned word = half * (bytes / 4) + i;
+      to.part[word / 4].words[word % 4] = in.words[i];
+    }
+  }
+}
+template <dtype Element>
+LLMMEM_HD inline void store_halves(std::byte* vector, const attention_raw<Element>& from, std::uint32_t pack,
+                                   std::uint32_t packs) noexcept {
+  constexpr unsigned bytes = attention_raw<Element>::bytes / 2;
+  LLMMEM_UNROLL
+  for (unsigned half = 0; half < 2; ++half) {
+    packet<bytes> out{};
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < bytes / 4; ++i) {
+      const unsigned word = half * (bytes / 4) + i;
+      out.words[i] = from.part[word / 4].words[word % 4];
+    }
+    store_packet<bytes>(vector + (pack + half * std::uint64_t{packs}) * bytes, out);
+  }
+}
+
+/// Calls `act` with an element type of vectors in a batch as a constant.
+template <class Act>
+LLMMEM_HD inline void with_batch_element(dtype element, const Act& act) noexcept {
+  if (element == dtype::f32) return act.template operator()<dtype::f32>();
+  if (element == dtype::f16) return act.template operator()<dtype::f16>();
+  act.template operator()<dtype::bf16>();
+}
+
+/// Eight elements of a head of a row: the numbers of a pack, as for contiguous items.
 struct part_packs {
   divider packs{};
   divider heads{};
@@ -123,8 +165,7 @@ class merge_parts_work {
       // A part without weight is not read, because 0 times arbitrary contents may be a NaN.
       if (weight == 0 && state.total == state.total) continue;
       attention_raw<dtype::f32> raw{};
-      raw.load(vector_at(of_.part[i].sums, at.row, at.head) +
-               std::uint64_t{at.pack} * attention_raw<dtype::f32>::bytes);
+      load_halves(raw, vector_at(of_.part[i].sums, at.row, at.head), at.pack, packs_.packs.by());
       const attention_floats part = floats_of(raw);
       all.total = fused(weight, state.total, all.total);
       LLMMEM_UNROLL
@@ -154,8 +195,8 @@ class merge_parts_work {
     LLMMEM_UNROLL
     for (unsigned e = 0; e < attention_pack; ++e)
       out.of[e] = told(sum.of[e]);
-    raw_of<dtype::f32>(out).store(vector_at(of_.merged.sums, at.row, at.head) +
-                                  std::uint64_t{at.pack} * attention_raw<dtype::f32>::bytes);
+    store_halves(vector_at(of_.merged.sums, at.row, at.head), raw_of<dtype::f32>(out), at.pack,
+                 packs_.packs.by());
   }
 
   LLMMEM_HD void write(const part_packs::place& at, const attention_state& all,
@@ -170,9 +211,9 @@ class merge_parts_work {
     LLMMEM_UNROLL
     for (unsigned e = 0; e < attention_pack; ++e)
       values.of[e] = told(product_of(sum.of[e], factor));
-    const std::uint64_t bytes = of_.element == dtype::f32 ? 4 : 2;
-    write_floats(vector_at(of_.out, at.row, at.head) + std::uint64_t{at.pack} * attention_pack * bytes,
-                 of_.element, values);
+    with_batch_element(of_.element, [&]<dtype Element>() {
+      store_halves(vector_at(of_.out, at.row, at.head), raw_of<Element>(values), at.pack, packs_.packs.by());
+    });
   }
 
   [[nodiscard]] LLMMEM_HD float logarithm_of_sum(const attention_state& all) const noexcept {
@@ -210,14 +251,16 @@ class import_part_work {
     const attention_state state = state_of(at);
     if (at.pack == 0) set_state(of_.out, at.row, at.head, state);
     if (of_.out.sums.data == nullptr) return;
-    const std::uint64_t bytes = of_.element == dtype::f32 ? 4 : 2;
-    const attention_floats sum = state.total == 0
-                                     ? attention_floats{}
-                                     : read_floats(vector_at(of_.from, at.row, at.head) +
-                                                       std::uint64_t{at.pack} * attention_pack * bytes,
-                                                   of_.element);
-    raw_of<dtype::f32>(sum).store(vector_at(of_.out.sums, at.row, at.head) +
-                                  std::uint64_t{at.pack} * attention_raw<dtype::f32>::bytes);
+    attention_floats sum{};
+    if (state.total != 0) {
+      with_batch_element(of_.element, [&]<dtype Element>() {
+        attention_raw<Element> raw{};
+        load_halves(raw, vector_at(of_.from, at.row, at.head), at.pack, packs_.packs.by());
+        sum = floats_of(raw);
+      });
+    }
+    store_halves(vector_at(of_.out.sums, at.row, at.head), raw_of<dtype::f32>(sum), at.pack,
+                 packs_.packs.by());
   }
 
  private:

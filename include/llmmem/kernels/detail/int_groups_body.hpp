@@ -23,8 +23,9 @@ namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Elements whose codes a lane writes at once, and their bits.
-inline constexpr std::uint32_t int_unit = 8;
+/// Elements that a lane takes at once, and their bits: 16 bytes of values, so that neighbouring lanes read
+/// and write neighbouring packets, and at least a byte of codes.
+inline constexpr std::uint32_t int_unit = 4;
 struct int_unit_words {
   std::uint32_t of[int_unit];
 };
@@ -54,23 +55,19 @@ struct int_group_ends {
     return codes + group * form.group_bytes(form.group);
   }
   [[nodiscard]] LLMMEM_HD Code* codes_at(std::uint64_t group, std::uint32_t unit) const noexcept {
-    return scale_at(group) + int_scale::bytes(form.scale) + std::uint64_t{unit} * form.bits;
+    return scale_at(group) + int_scale::bytes(form.scale) + std::uint64_t{unit} * (form.bits / 2);
   }
 };
 
-/// Reads the bits of up to eight floats, zeros past their end.
+/// Reads the bits of up to four floats, zeros past their end.
 [[nodiscard]] LLMMEM_HD inline int_unit_words load_int_unit(const std::byte* from, std::uint32_t count,
                                                             std::uint32_t width) noexcept {
   int_unit_words out{};
   if (count >= int_unit) {
+    const packet<16> in = load_aligned<16, cache_hint::streaming, group_access::pieces>(from, width);
     LLMMEM_UNROLL
-    for (unsigned half = 0; half < 2; ++half) {
-      const packet<16> in =
-          load_aligned<16, cache_hint::streaming, group_access::pieces>(from + std::size_t{16} * half, width);
-      LLMMEM_UNROLL
-      for (unsigned i = 0; i < 4; ++i)
-        out.of[half * 4 + i] = in.words[i];
-    }
+    for (unsigned i = 0; i < int_unit; ++i)
+      out.of[i] = in.words[i];
     return out;
   }
   LLMMEM_UNROLL
@@ -83,14 +80,15 @@ struct int_group_ends {
   return out;
 }
 
-/// A group, for up to 32 lanes: each takes every so many-th unit, and holds its first one.
+/// A group, for up to 32 lanes: each takes every so many-th unit, and holds its first ones.
 template <unsigned Bits>
 class encode_int_work {
   using rounding = int_rounding<Bits>;
 
  public:
+  static constexpr std::uint32_t held_units = 2;
   struct held {
-    int_unit_words first;
+    int_unit_words first[held_units];
     std::uint32_t largest;
   };
   using partial = std::uint32_t;
@@ -103,9 +101,16 @@ class encode_int_work {
   [[nodiscard]] LLMMEM_HD held take(std::uint64_t item, group_lane lane) const noexcept {
     const std::uint32_t count = ends_.elements_of(item);
     held mine{};
-    if (lane.lane * int_unit < count) mine.first = load(item, lane.lane, count);
-    mine.largest = largest_of(mine.first);
-    for (std::uint32_t unit = lane.lane + lane.lanes; unit * int_unit < count; unit += lane.lanes)
+    LLMMEM_UNROLL
+    for (std::uint32_t i = 0; i < held_units; ++i) {
+      const std::uint32_t unit = lane.lane + i * lane.lanes;
+      if (unit * int_unit < count) mine.first[i] = load(item, unit, count);
+    }
+    LLMMEM_UNROLL
+    for (const int_unit_words& each : mine.first)
+      mine.largest = combine(mine.largest, largest_of(each));
+    for (std::uint32_t unit = lane.lane + held_units * lane.lanes; unit * int_unit < count;
+         unit += lane.lanes)
       mine.largest = combine(mine.largest, largest_of(load(item, unit, count)));
     return mine;
   }
@@ -126,11 +131,14 @@ class encode_int_work {
     const std::uint64_t key = int_rounding_key::of_group(ends_.key, ends_.first_group + item);
     const bool is_empty = scale == 0 || scale == int_scale::no_number;
     const double factor = is_empty ? 0 : rounding::factor(float_of_bits(scale));
-    int_unit_words words = mine.first;
-    for (std::uint32_t unit = lane.lane; unit * int_unit < count; unit += lane.lanes) {
-      if (unit != lane.lane) words = load(item, unit, count);
-      store(item, unit, count, words, is_empty, factor, key);
+    LLMMEM_UNROLL
+    for (std::uint32_t i = 0; i < held_units; ++i) {
+      const std::uint32_t unit = lane.lane + i * lane.lanes;
+      if (unit * int_unit < count) store(item, unit, count, mine.first[i], is_empty, factor, key);
     }
+    for (std::uint32_t unit = lane.lane + held_units * lane.lanes; unit * int_unit < count;
+         unit += lane.lanes)
+      store(item, unit, count, load(item, unit, count), is_empty, factor, key);
   }
 
  private:
@@ -148,9 +156,8 @@ class encode_int_work {
   LLMMEM_HD void store(std::uint64_t item, std::uint32_t unit, std::uint32_t count,
                        const int_unit_words& words, bool is_empty, double factor,
                        std::uint64_t key) const noexcept {
-    packet<Bits> out{};  // as many bytes as an element has bits, because a unit has eight
-    using word = typename packet<Bits>::word;
-    constexpr unsigned per_word = 8 * sizeof(word) / Bits;
+    packet<Bits / 2> out{};  // half as many bytes as an element has bits, because a unit has four
+    using word = typename packet<Bits / 2>::word;
     if (!is_empty) {
       LLMMEM_UNROLL
       for (unsigned i = 0; i < int_unit; ++i) {
@@ -160,14 +167,14 @@ class encode_int_work {
             rounding::rounded(steps, random_bits(std::uint64_t{unit} * int_unit + i, key));
         // Past a group's end there are zeros, which nothing rounds up.
         const auto code = static_cast<std::uint32_t>(bits >> 31U != 0 ? -size : size) & ((1U << Bits) - 1U);
-        out.words[i / per_word] = static_cast<word>(out.words[i / per_word] | code << (i % per_word * Bits));
+        out.words[0] = static_cast<word>(out.words[0] | code << (i * Bits));
       }
     }
     std::byte* const to = ends_.codes_at(item, unit);
     const std::uint32_t left = count - unit * int_unit;
     if (left >= int_unit) return store_aligned<group_access::pieces>(to, out, ends_.code_width);
     LLMMEM_UNROLL
-    for (unsigned i = 0; i < Bits; ++i) {
+    for (unsigned i = 0; i < Bits / 2; ++i) {
       if (i * 8 < left * Bits) store_packet<1>(to + i, {{element_of<std::uint8_t>(out, i)}});
     }
   }
@@ -177,7 +184,8 @@ class encode_int_work {
 };
 static_assert(group_work<encode_int_work<8>>);
 
-/// An item for each eight elements.
+/// An item for two units of a group, which share its scale: up to 32 neighbouring items take neighbouring
+/// first units, then neighbouring second ones.
 template <unsigned Bits>
 class decode_int_work {
   using rounding = int_rounding<Bits>;
@@ -186,33 +194,57 @@ class decode_int_work {
 
  public:
   decode_int_work(const int_group_ends<std::byte, const std::byte>& ends, std::uint64_t* damaged) noexcept
-      : ends_(ends), units_((ends.form.group + int_unit - 1) / int_unit), damaged_(damaged) {}
+      : ends_(ends),
+        side_bits_(std::min(static_cast<std::uint32_t>(std::bit_width(ends.form.group / int_unit)) - 2U, 5U)),
+        a_group_(turns_of(ends.form.group / int_unit, side_bits_) << side_bits_),
+        damaged_(damaged) {}
 
-  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept {
-    const std::uint64_t groups = ends_.groups;
-    if (groups == 0) return 0;
-    return (groups - 1) * units_.by() + (ends_.elements_of(groups - 1) + int_unit - 1) / int_unit;
-  }
+  [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return ends_.groups * a_group_.by(); }
   LLMMEM_HD void run(std::uint64_t item) const noexcept {
-    const std::uint64_t group = units_.quotient(item);
-    const std::uint32_t unit = units_.remainder(item);
-    const std::uint32_t left = ends_.elements_of(group) - unit * int_unit;
+    const std::uint64_t group = a_group_.quotient(item);
+    const std::uint32_t number = a_group_.remainder(item);
+    const std::uint32_t side = 1U << side_bits_;
+    const std::uint32_t first = (number >> side_bits_) * 2 * side + (number & (side - 1));
+    const std::uint32_t count = ends_.elements_of(group);
+    if (first * int_unit >= count) return;
     const std::uint32_t scale = load_scale(group);
+    const bool is_broken = scale >= int_scale::infinity && scale != int_scale::no_number;
     const bool is_empty = scale == 0 || scale == int_scale::no_number;
-    const packet<Bits> codes = load_codes(ends_.codes_at(group, unit), left);
-    using word = typename packet<Bits>::word;
-    constexpr unsigned per_word = 8 * sizeof(word) / Bits;
-    bool is_damaged = scale >= int_scale::infinity && scale != int_scale::no_number;
     // A broken scale takes part in no conversion: a host's could differ.
     const double step =
-        is_empty || is_damaged ? 0 : static_cast<double>(float_of_bits(scale)) / rounding::largest;
+        is_empty || is_broken ? 0 : static_cast<double>(float_of_bits(scale)) / rounding::largest;
+    LLMMEM_UNROLL
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      const std::uint32_t unit = first + i * side;
+      if (unit * int_unit < count)
+        decode(group, unit, count - unit * int_unit, {scale, step, is_empty, is_broken});
+    }
+  }
+
+ private:
+  struct group_scale {
+    std::uint32_t bits;
+    double step;
+    bool is_empty;
+    bool is_broken;
+  };
+
+  /// Turns of two sides of units, as many as a group has.
+  [[nodiscard]] static constexpr std::uint32_t turns_of(std::uint32_t units,
+                                                        std::uint32_t side_bits) noexcept {
+    return (units + (2U << side_bits) - 1) >> (side_bits + 1);
+  }
+  LLMMEM_HD void decode(std::uint64_t group, std::uint32_t unit, std::uint32_t left,
+                        const group_scale& scale) const noexcept {
+    const packet<Bits / 2> codes = load_codes(ends_.codes_at(group, unit), left);
+    bool is_damaged = scale.is_broken;
     int_unit_words out{};
     LLMMEM_UNROLL
     for (unsigned i = 0; i < int_unit; ++i) {
-      const std::uint32_t code = std::uint32_t{codes.words[i / per_word]} >> (i % per_word * Bits) & mask;
-      is_damaged = is_damaged || code == unused || ((i >= left || is_empty) && code != 0);
+      const std::uint32_t code = std::uint32_t{codes.words[0]} >> (i * Bits) & mask;
+      is_damaged = is_damaged || code == unused || ((i >= left || scale.is_empty) && code != 0);
       const auto number = static_cast<std::int32_t>(code ^ unused) - static_cast<std::int32_t>(unused);
-      out.of[i] = is_empty ? scale : bits_of_float(rounding::restored(number, step));
+      out.of[i] = scale.is_empty ? scale.bits : bits_of_float(rounding::restored(number, scale.step));
     }
     if (is_damaged) {
       if (damaged_ != nullptr) lower_to(*damaged_, group);
@@ -222,8 +254,6 @@ class decode_int_work {
     }
     store(ends_.values_at(group, unit), left, out);
   }
-
- private:
   [[nodiscard]] LLMMEM_HD std::uint32_t load_scale(std::uint64_t group) const noexcept {
     const std::byte* const from = ends_.scale_at(group);
     constexpr auto how = cache_hint::kept;
@@ -231,12 +261,13 @@ class decode_int_work {
       return load_aligned<4, how, group_access::pieces>(from, ends_.scale_width).words[0];
     return std::uint32_t{load_aligned<2, how, group_access::pieces>(from, ends_.scale_width).words[0]} << 16U;
   }
-  [[nodiscard]] LLMMEM_HD packet<Bits> load_codes(const std::byte* from, std::uint32_t left) const noexcept {
+  [[nodiscard]] LLMMEM_HD packet<Bits / 2> load_codes(const std::byte* from,
+                                                      std::uint32_t left) const noexcept {
     if (left >= int_unit)
-      return load_aligned<Bits, cache_hint::streaming, group_access::pieces>(from, ends_.code_width);
-    packet<Bits> out{};
+      return load_aligned<Bits / 2, cache_hint::streaming, group_access::pieces>(from, ends_.code_width);
+    packet<Bits / 2> out{};
     LLMMEM_UNROLL
-    for (unsigned i = 0; i < Bits; ++i) {
+    for (unsigned i = 0; i < Bits / 2; ++i) {
       if (i * 8 < left * Bits)
         set_element(out, i, static_cast<std::uint8_t>(load_packet<1>(from + i).words[0]));
     }
@@ -244,12 +275,8 @@ class decode_int_work {
   }
   LLMMEM_HD void store(std::byte* to, std::uint32_t left, const int_unit_words& out) const noexcept {
     if (left >= int_unit) {
-      LLMMEM_UNROLL
-      for (std::size_t first = 0; first < 8; first += 4)
-        store_aligned<group_access::pieces>(
-            to + 4 * first,
-            packet<16>{{out.of[first], out.of[first + 1], out.of[first + 2], out.of[first + 3]}},
-            ends_.value_width);
+      store_aligned<group_access::pieces>(to, packet<16>{{out.of[0], out.of[1], out.of[2], out.of[3]}},
+                                          ends_.value_width);
       return;
     }
     LLMMEM_UNROLL
@@ -261,7 +288,8 @@ class decode_int_work {
   }
 
   int_group_ends<std::byte, const std::byte> ends_;
-  divider units_;
+  std::uint32_t side_bits_;
+  divider a_group_;  ///< items of a group
   std::uint64_t* damaged_;
 };
 static_assert(item_work<decode_int_work<8>>);
@@ -275,7 +303,8 @@ template <class Value, class Code>
     return failure{errc::out_of_range, 0, form.bits, 8, what};
   constexpr std::uint32_t most = 65536;
   if (form.group == 0 || form.group > most) return failure{errc::out_of_range, 1, form.group, most, what};
-  if (form.group % int_unit != 0) return failure{errc::bad_granularity, 0, form.group, int_unit, what};
+  constexpr std::uint32_t granularity = 8;  // whole bytes of codes, of any number of bits
+  if (form.group % granularity != 0) return failure{errc::bad_granularity, 0, form.group, granularity, what};
   if (form.scale != dtype::f32 && form.scale != dtype::bf16)
     return failure{errc::out_of_range, 2, static_cast<std::uint64_t>(form.scale),
                    static_cast<std::uint64_t>(dtype::bf16), what};
@@ -291,7 +320,7 @@ template <class Value, class Code>
   const auto address = reinterpret_cast<std::uintptr_t>(codes.data());
   out.value_width = alignment_of(reinterpret_cast<std::uintptr_t>(values.data()), std::uint64_t{16});
   out.scale_width = std::min<std::uint32_t>(alignment_of(address, stride), static_cast<std::uint32_t>(scale));
-  out.code_width = std::min(alignment_of(address, stride, scale), form.bits);
+  out.code_width = std::min(alignment_of(address, stride, scale), form.bits / 2);
   return out;
 }
 

@@ -41,8 +41,12 @@ template <unsigned Bytes>
     }
     LLMMEM_UNROLL
     for (unsigned i = 0; i < words; ++i) {
+#if defined(__CUDA_ARCH__)
+      out.words[i] = __funnelshift_r(word[i], word[i + 1], by % 4 * 8);
+#else
       const std::uint64_t both = std::uint64_t{word[i + 1]} << 32 | word[i];
       out.words[i] = static_cast<std::uint32_t>(both >> (by % 4 * 8));
+#endif
     }
   }
   return out;

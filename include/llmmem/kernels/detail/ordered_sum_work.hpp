@@ -3,7 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/kernels/detail/wide_access.hpp>
+#include <llmmem/kernels/detail/packet_frame.hpp>
 #include <llmmem/kernels/detail/xor_works.hpp>
 #include <llmmem/kernels/elements.hpp>
 #include <llmmem/kernels/items.hpp>
@@ -52,17 +52,23 @@ template <unsigned N, dtype E>
 struct ordered_sum_work {
   const std::byte* part[most_summed_parts];
   std::byte* into;
-  std::uint64_t bytes;
+  packet_frame<N> frame;
   std::uint32_t parts;
 
+  /// Returns a frame whose packets hold whole elements. If the sum's address is none of an element, its
+  /// packets are not aligned.
+  [[nodiscard]] static packet_frame<N> frame_of(const std::byte* into, std::uint64_t bytes) noexcept {
+    return skew_of(into) % sizeof(element_bits<E>) == 0 ? packet_frame<N>(into, bytes)
+                                                        : packet_frame<N>(bytes);
+  }
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept {
-    return xor_unit::count(bytes) * xor_unit::threads;
+    return xor_unit::count(frame.extent()) * xor_unit::threads;
   }
   LLMMEM_HD void run(std::uint64_t item) const noexcept {
     const std::uint64_t unit = item / xor_unit::threads * xor_unit::bytes;
     const std::uint64_t thread = item % xor_unit::threads;
-    if (bytes - unit >= xor_unit::bytes) {
-      whole(unit + (is_spread ? xor_unit::place<N>(thread) : thread * 16));
+    if (is_aligned() && frame.holds(unit, xor_unit::bytes)) {
+      whole(unit - frame.skew() + thread * 16);
     } else {
       for (std::uint32_t i = 0; i < xor_unit::packets; ++i)
         piece(unit + thread * 16 + xor_unit::stretch(i));
@@ -70,15 +76,13 @@ struct ordered_sum_work {
   }
 
  private:
-  /// Whether an access holds whole elements, so that accesses of one packet may be apart. If not, a packet is
-  /// 16 consecutive bytes.
-  static constexpr bool is_spread = N >= sizeof(element_bits<E>);
-  static constexpr std::uint32_t apart = is_spread ? xor_unit::apart<N>() : N;
-
+  [[nodiscard]] LLMMEM_HD bool is_aligned() const noexcept {
+    return N == 16 || skew_of(into) == frame.skew();
+  }
   LLMMEM_HD void read(packet<16> (&in)[xor_unit::packets], std::uint32_t s, std::uint64_t at) const noexcept {
     LLMMEM_UNROLL
     for (std::uint32_t i = 0; i < xor_unit::packets; ++i)
-      in[i] = read_wide<N, cache_hint::streaming>(part[s] + at + xor_unit::stretch(i), apart);
+      in[i] = read_across<N, cache_hint::streaming>(part[s], at + xor_unit::stretch(i), frame.bytes());
   }
   LLMMEM_HD void whole(std::uint64_t at) const noexcept {
     packet<16> sum[xor_unit::packets];
@@ -96,15 +100,27 @@ struct ordered_sum_work {
     }
     LLMMEM_UNROLL
     for (std::uint32_t i = 0; i < xor_unit::packets; ++i)
-      write_wide<N, cache_hint::streaming>(into + at + xor_unit::stretch(i), sum[i], apart);
+      store_packet<16, cache_hint::streaming>(into + at + xor_unit::stretch(i), sum[i]);
   }
-  LLMMEM_HD void piece(std::uint64_t at) const noexcept {
-    const std::uint32_t here = bytes_at(at, bytes);
-    if (here == 0) return;
-    packet<16> sum = read_up_to<N>(part[0] + at, here);
+  LLMMEM_HD void piece(std::uint64_t place) const noexcept {
+    const auto here = frame.at(place);
+    if (here.is_empty()) return;
+    // Where the sum's packets are not aligned no byte beyond one is read, because `into` may be a part.
+    const bool is_wide = is_aligned() && here.is_whole();
+    packet<16> sum = read(part[0], here, is_wide);
     for (std::uint32_t s = 1; s < parts; ++s)
-      add_elements<E>(sum, read_up_to<N>(part[s] + at, here));
-    write_up_to<N>(into + at, sum, here);
+      add_elements<E>(sum, read(part[s], here, is_wide));
+    if (is_wide) {
+      store_packet<16, cache_hint::streaming>(into + here.at, sum);
+    } else {
+      write_part(into, here.at, sum, here.first, here.end);
+    }
+  }
+  [[nodiscard]] LLMMEM_HD packet<16> read(const std::byte* from, const typename packet_frame<N>::piece& of,
+                                          bool is_wide) const noexcept {
+    return is_wide
+               ? read_across<N, cache_hint::streaming>(from, static_cast<std::uint64_t>(of.at), frame.bytes())
+               : read_part(from, of.at, of.first, of.end);
   }
 };
 static_assert(item_work<ordered_sum_work<16, dtype::f32>>);

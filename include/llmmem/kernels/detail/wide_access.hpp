@@ -4,21 +4,17 @@
 
 #include <llmmem/config.hpp>
 #include <llmmem/kernels/packet.hpp>
-#include <llmmem/result.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Reads 16 bytes by accesses of N. @param apart  bytes from one access to the next; without effect where one
-/// suffices. @pre `from` and `apart` are aligned to N
+/// Reads 16 bytes by accesses of N. @pre `from` is aligned to N
 template <unsigned N, cache_hint How>
-[[nodiscard]] LLMMEM_HD inline packet<16> read_wide(const std::byte* from,
-                                                    [[maybe_unused]] std::uint32_t apart = N) noexcept {
+[[nodiscard]] LLMMEM_HD inline packet<16> read_wide(const std::byte* from) noexcept {
   static_assert(N == 16 || N == 4 || N == 1);
   if constexpr (N == 16) {
     return load_packet<16, How>(from);
@@ -27,16 +23,15 @@ template <unsigned N, cache_hint How>
     LLMMEM_UNROLL
     for (unsigned i = 0; i < 16 / N; ++i)
       out.words[i * N / 4] |=
-          static_cast<std::uint32_t>(load_packet<N, How>(from + std::size_t{i} * apart).words[0])
+          static_cast<std::uint32_t>(load_packet<N, How>(from + std::size_t{i} * N).words[0])
           << (i * N % 4 * 8);
     return out;
   }
 }
 
-/// Writes 16 bytes by accesses of N. @param apart, @pre as `read_wide`
+/// Writes 16 bytes by accesses of N. @pre as `read_wide`
 template <unsigned N, cache_hint How>
-LLMMEM_HD inline void write_wide(std::byte* to, const packet<16>& in,
-                                 [[maybe_unused]] std::uint32_t apart = N) noexcept {
+LLMMEM_HD inline void write_wide(std::byte* to, const packet<16>& in) noexcept {
   static_assert(N == 16 || N == 4 || N == 1);
   if constexpr (N == 16) {
     store_packet<16, How>(to, in);
@@ -44,7 +39,7 @@ LLMMEM_HD inline void write_wide(std::byte* to, const packet<16>& in,
     using word = typename packet<N>::word;
     LLMMEM_UNROLL
     for (unsigned i = 0; i < 16 / N; ++i)
-      store_packet<N, How>(to + std::size_t{i} * apart,
+      store_packet<N, How>(to + std::size_t{i} * N,
                            {{static_cast<word>(in.words[i * N / 4] >> (i * N % 4 * 8))}});
   }
 }
@@ -78,15 +73,6 @@ LLMMEM_HD inline void add_packet(packet<16>& a, const packet<16>& b) noexcept {
 
 [[nodiscard]] LLMMEM_HD inline bool is_zero(const packet<16>& in) noexcept {
   return (in.words[0] | in.words[1] | in.words[2] | in.words[3]) == 0;
-}
-
-/// A kernel for each width of an access: calls `start` with 16, 4 or 1 as a constant, the widest that
-/// addresses of this alignment allow.
-template <class Start>
-[[nodiscard]] result<void> at_width(std::uint32_t aligned, const Start& start) {
-  if (aligned >= 16) return start(std::integral_constant<unsigned, 16>{});
-  if (aligned >= 4) return start(std::integral_constant<unsigned, 4>{});
-  return start(std::integral_constant<unsigned, 1>{});
 }
 
 }  // namespace detail

@@ -2,7 +2,7 @@
 /// The bodies of the functions in <llmmem/kernels/xor_blocks.hpp>.
 #pragma once
 
-#include <llmmem/kernels/detail/wide_access.hpp>
+#include <llmmem/kernels/detail/packet_frame.hpp>
 #include <llmmem/kernels/detail/xor_works.hpp>
 #include <llmmem/kernels/launch.hpp>
 #include <llmmem/kernels/xor_blocks.hpp>
@@ -80,7 +80,8 @@ result<void> run_delta(const Run& run, const std::byte* old_bytes, const std::by
     if (auto done = run.each(clear); !done) return done;
   }
   return at_width(alignment_of(place_of(old_bytes), place_of(new_bytes), place_of(delta)), [&](auto width) {
-    return run.each(xor_delta_work<width(), Use>{old_bytes, new_bytes, delta, dirty_bits.data(), bytes,
+    const packet_frame<width()> frame(Use == delta_use::written ? delta : old_bytes, bytes);
+    return run.each(xor_delta_work<width(), Use>{old_bytes, new_bytes, delta, dirty_bits.data(), frame,
                                                  stretch_shift_of(options)});
   });
 }
@@ -104,12 +105,10 @@ result<void> xor_parity(const Run& run, std::span<const std::byte* const> shards
     aligned = std::min(aligned, alignment_of(detail::place_of(shards[i])));
   }
   return detail::at_width(aligned, [&](auto width) {
-    detail::xor_parity_work<width()> work{};
+    detail::xor_parity_work<width()> work{
+        .shard = {}, .parity = parity, .frame = {parity, bytes}, .shards = count};
     for (std::uint32_t i = 0; i < count; ++i)
       work.shard[i] = shards[i];
-    work.parity = parity;
-    work.bytes = bytes;
-    work.shards = count;
     return run.each(work);
   });
 }
@@ -141,8 +140,8 @@ result<void> apply_delta(const Run& run, std::byte* target, const std::byte* del
   if (auto well = detail::answerable(asked, options, "apply_delta"); !well || bytes == 0) return well;
   const std::uint32_t aligned = alignment_of(detail::place_of(target), detail::place_of(delta));
   return detail::at_width(aligned, [&](auto width) {
-    return run.each(detail::apply_delta_work<width()>{target, delta, dirty_bits.data(), bytes,
-                                                      detail::stretch_shift_of(options)});
+    return run.each(detail::apply_delta_work<width()>{
+        target, delta, dirty_bits.data(), {target, bytes}, detail::stretch_shift_of(options)});
   });
 }
 
