@@ -3,6 +3,7 @@
 #pragma once
 
 #include <llmmem/config.hpp>
+#include <llmmem/kernels/detail/shifted_rows.hpp>
 #include <llmmem/kernels/divider.hpp>
 #include <llmmem/kernels/launch.hpp>
 #include <llmmem/kernels/rows.hpp>
@@ -110,8 +111,6 @@ class few_copies {
 template <class Copies>
 class copy_map {
  public:
-  static constexpr bool copies_at_any_alignment = true;
-
   explicit copy_map(const Copies& copies) noexcept
       : copies_(copies),
         tiles_(detail::tiles_of(copies.longest())),
@@ -126,6 +125,11 @@ class copy_map {
   }
   [[nodiscard]] std::uint32_t longest_row() const noexcept { return longest_; }
   [[nodiscard]] row_alignment alignment() const noexcept { return copies_.alignment(); }
+  /// A lane's share of a long row whose ends are not aligned to 16.
+  template <unsigned N, cache_hint Read, cache_hint Write>
+  LLMMEM_HD static void move_shifted(const row_move& row, std::uint32_t lane, std::uint32_t lanes) noexcept {
+    detail::move_shifted<N, Read, Write>(row, lane, lanes);
+  }
 
  private:
   Copies copies_;

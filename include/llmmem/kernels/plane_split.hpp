@@ -68,9 +68,9 @@ struct plane_bytes {
   packet<8> others;
 };
 [[nodiscard]] LLMMEM_HD inline plane_bytes planes_of(const packet<16>& elements) noexcept {
-  plane_bytes out;
+  plane_bytes out{};
   LLMMEM_UNROLL
-  for (unsigned i = 0; i < 2; ++i) {
+  for (std::size_t i = 0; i < 2; ++i) {
     const std::uint32_t first = rotated_left(elements.words[2 * i]);
     const std::uint32_t second = rotated_left(elements.words[2 * i + 1]);
     out.exponents.words[i] = even_bytes(first >> 8U, second >> 8U);
@@ -79,9 +79,9 @@ struct plane_bytes {
   return out;
 }
 [[nodiscard]] LLMMEM_HD inline packet<16> elements_of(const plane_bytes& in) noexcept {
-  packet<16> out;
+  packet<16> out{};
   LLMMEM_UNROLL
-  for (unsigned i = 0; i < 2; ++i) {
+  for (std::size_t i = 0; i < 2; ++i) {
     out.words[2 * i] = rotated_right(interleaved(in.others.words[i], in.exponents.words[i], 0));
     out.words[2 * i + 1] = rotated_right(interleaved(in.others.words[i], in.exponents.words[i], 2));
   }

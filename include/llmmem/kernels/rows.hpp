@@ -3,7 +3,6 @@
 #pragma once
 
 #include <llmmem/config.hpp>
-#include <llmmem/kernels/detail/packet_frame.hpp>
 #include <llmmem/kernels/packet.hpp>
 
 #include <atomic>
@@ -102,48 +101,16 @@ struct row_share {
 
 namespace detail {
 
-/// Whether long rows are copied by packets of 16 at any alignment: those of maps that say so by a member of
-/// this name. The elements of others are mostly aligned, and looking their rows up takes the registers.
-template <class Map, class Op>
-inline constexpr bool copies_at_any_alignment =
-    std::same_as<Op, copy_op> && requires { requires Map::copies_at_any_alignment; };
-
-/// From so many bytes on such a row is long.
+/// From so many bytes on a row of a copy is long.
 inline constexpr std::uint32_t least_shifted_row = 64;
 
-/// A lane's share of a row of bytes: packets that are aligned at their destination, and the bytes before the
-/// first and after the last, by accesses of N. @pre the row has `least_shifted_row` bytes or more
-template <unsigned N, cache_hint Read, cache_hint Write>
-LLMMEM_HD inline void move_shifted(const row_move& row, std::uint32_t lane, std::uint32_t lanes) noexcept {
-  const std::uint32_t head = (16 - skew_of(row.to)) % 16;
-  const std::uint32_t packets = (row.elements - head) / 16;
-  constexpr unsigned at_once = 4;
-  const auto read = [&](std::uint32_t p) {
-    return read_across<1, Read>(row.from, head + std::uint64_t{p} * 16, row.elements);
-  };
-  const auto place = [&](std::uint32_t p) { return row.to + head + std::uint64_t{p} * 16; };
-  std::uint32_t p = lane;
-  for (; p + (at_once - 1) * lanes < packets; p += at_once * lanes) {
-    packet<16> in[at_once];
-    LLMMEM_UNROLL
-    for (unsigned i = 0; i < at_once; ++i)
-      in[i] = read(p + i * lanes);
-    LLMMEM_UNROLL
-    for (unsigned i = 0; i < at_once; ++i)
-      store_packet<16, Write>(place(p + i * lanes), in[i]);
-  }
-  for (; p < packets; p += lanes)
-    store_packet<16, Write>(place(p), read(p));
-  const auto by_pieces = [&]<unsigned Bytes>(std::uint32_t first, std::uint32_t end) {
-    for (std::uint32_t at = first + lane * Bytes; at < end; at += lanes * Bytes)
-      store_packet<Bytes, Write>(row.to + at, load_packet<Bytes, Read>(row.from + at));
-  };
-  const std::uint32_t tail = head + packets * 16;
-  const std::uint32_t whole = (row.elements - tail) / N * N + tail;
-  by_pieces.template operator()<N>(0, head);
-  by_pieces.template operator()<N>(tail, whole);
-  if constexpr (N > 1) by_pieces.template operator()<1>(whole, row.elements);
-}
+/// Whether a map copies long rows by packets of 16 at any alignment, by its own `move_shifted`. The elements
+/// of other maps are mostly aligned, and looking their rows up takes the registers.
+template <class Map, class Op>
+inline constexpr bool copies_at_any_alignment =
+    std::same_as<Op, copy_op> && requires(const row_move& row, std::uint32_t lane) {
+      Map::template move_shifted<1, cache_hint::streaming, cache_hint::kept>(row, lane, lane);
+    };
 
 /// A lane's share of one row: every `lanes`-th packet, four at a time so that as many reads are in flight,
 /// then single elements after the last packet.
@@ -151,7 +118,8 @@ template <unsigned N, cache_hint Read, cache_hint Write, class Map, class Op, cl
 LLMMEM_HD inline void move_row(const row_move& row, const Step& step, std::uint32_t lane,
                                std::uint32_t lanes) noexcept {
   if constexpr (copies_at_any_alignment<Map, Op> && N < 16) {
-    if (row.elements >= least_shifted_row) return move_shifted<N, Read, Write>(row, lane, lanes);
+    if (row.elements >= least_shifted_row)
+      return Map::template move_shifted<N, Read, Write>(row, lane, lanes);
   }
   constexpr unsigned from_bytes = N * Op::from_bytes;
   constexpr unsigned to_bytes = N * Op::to_bytes;

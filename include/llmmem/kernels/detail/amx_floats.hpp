@@ -230,11 +230,11 @@ LLMMEM_AMX_FLOATS LLMMEM_ALWAYS_INLINE void weigh_bf16(amx_float_sums& sums, std
     load_lanes<16>(weights, first);
     load_lanes<16>(weights + tile_rows, second);
     LLMMEM_LANES_UNROLL
-    for (unsigned part = 0; part < bf16_parts; ++part) {
+    for (auto& part : scratch.parts) {
       const words a = reinterpret_cast<words>(first) & 0xFFFF'0000U;
       const words b = reinterpret_cast<words>(second) & 0xFFFF'0000U;
       const words both = (a >> 16) | b;
-      std::memcpy(scratch.parts[part][h], &both, sizeof(both));
+      std::memcpy(part[h], &both, sizeof(both));
       first = first - reinterpret_cast<float_lanes<16>>(a);
       second = second - reinterpret_cast<float_lanes<16>>(b);
     }

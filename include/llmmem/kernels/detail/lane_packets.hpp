@@ -20,7 +20,7 @@ template <unsigned Bytes>
                                                              const packet<Bytes>& second,
                                                              std::uint32_t by) noexcept {
   if (by == Bytes) return second;
-  packet<Bytes> out;
+  packet<Bytes> out{};
   if constexpr (Bytes <= 4) {
     const std::uint64_t both = std::uint64_t{second.words[0]} << (8 * Bytes) | first.words[0];
     out.words[0] = static_cast<typename packet<Bytes>::word>(both >> (8 * by));

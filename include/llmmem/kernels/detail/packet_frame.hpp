@@ -111,7 +111,7 @@ class packet_frame {
   };
   /// Returns the packet at a place of the frame.
   [[nodiscard]] LLMMEM_HD piece at(std::uint64_t place) const noexcept {
-    piece out;
+    piece out{};
     out.at = static_cast<std::int64_t>(place) - static_cast<std::int64_t>(skew());
     out.first = place < skew() ? skew() : 0;
     out.end = place >= extent()       ? 0U
