@@ -364,6 +364,15 @@ TEST_CASE("a step's weights stay while it names them, and a number that is not h
   weights_in_use served(mine.weights);
   CHECK(served.newest() == 0);
   CHECK(served.at(1).error() == failure{errc::no_such_version, 0, 1, 0});
+  CHECK(served.at(0).error() == failure{errc::no_such_version, 0, 0, 0});
+  {  // the first weights may have the number 0
+    device_rank from_zero;
+    weights_in_use any(from_zero.weights);
+    from_zero.upload.publish(from_zero.image(0, 0), from_zero.weights).value();
+    CHECK(any.at(0).value()->number() == 0);
+    from_zero.upload.publish(from_zero.image(1, 0), from_zero.weights).value();
+    CHECK(any.at(0).value()->number() == 0);
+  }
   mine.upload.publish(mine.image(1, 0), mine.weights).value();
   const auto* const first = served.at(1).value();
   mine.upload.publish(mine.image(2, 0), mine.weights).value();

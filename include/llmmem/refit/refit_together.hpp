@@ -139,8 +139,9 @@ class joint_upload {
 /// It pins one version, at first the newest, then that of the last number. While a rank pins the version
 /// before the newest, `double_buffer` has no slot for another one, so `publish` returns
 /// `errc::version_pinned` there: no rank can miss a number. With more slots take `stash`, because `latest`
-/// may drop a version that no step has named yet. When a step names another number, kernels of the earlier
-/// version may still run: the next `publish` takes their fences.
+/// may drop a version that no step has named yet. Made before the first weights it pins none until a step
+/// names a number, and that one may be missed: make it when they are published. When a step names another
+/// number, kernels of the earlier version may still run: the next `publish` takes their fences.
 ///
 /// @par Complexity      O(versions kept).
 /// @par Thread safety   one thread at a time; another may publish meanwhile.
@@ -178,14 +179,17 @@ class weights_in_use {
   result<void> hold(std::uint64_t number) noexcept {
     const std::uint64_t newest_number = newest();
     const std::uint64_t oldest = to_number(weights_->oldest());
-    for (std::uint64_t at = to_number(weights_->newest()); at != 0 && at >= oldest; --at) {
+    const std::uint64_t last = to_number(weights_->newest());
+    for (std::uint64_t at = last; at != 0 && at >= oldest; --at) {
       auto found = weights_->pin(version_id{at});
       if (!found || (*found)->number() > number) continue;
       if ((*found)->number() < number) break;
       held_ = std::move(*found);
       return {};
     }
-    const error_code why = newest_number < number ? errc::no_such_version : errc::version_expired;
+    // The first number may be 0.
+    const bool comes = last == 0 || newest_number < number;
+    const error_code why = comes ? errc::no_such_version : errc::version_expired;
     return failure{why, 0, number, newest_number, "weights_in_use"};
   }
 
