@@ -36,8 +36,9 @@ inline namespace v0 {
 /// The answer reaches the ranks at different times, so a step that begins meanwhile would see both versions.
 /// `weights_in_use` prevents that: a step reads the number that its batch names.
 ///
-/// All ranks of the transport make the same calls. A call with the number that the rank has published already
-/// uploads nothing and votes again: so ranks may repeat a call that failed on one of them.
+/// All ranks of the transport make the same calls, each rank by one object, which keeps an answer that a call
+/// could not use. A call with the number that the rank has published already uploads nothing and votes again:
+/// so ranks may repeat a call that failed on one of them.
 ///
 /// @tparam T       with `agree`: a `communicator`. Of a transport without it, a death during the vote could
 ///                 leave some ranks with the new version.
