@@ -258,6 +258,42 @@ TEST_CASE("a rank whose deadline passes in the vote publishes when it calls agai
   CHECK(late > 3);
 }
 
+TEST_CASE("a rank that missed the answer publishes although its next calls fail before the upload ends") {
+  std::uint64_t late = 0;
+  for (const auto seed : seeds(20, 6)) {
+    CAPTURE(seed);
+    in_world(3, seed, [&](sim_ranks& ranks, std::uint32_t rank) {
+      device_rank mine;
+      joint_upload together(ranks, mine.upload);
+      for (std::uint64_t number = 1; number <= 2; ++number)
+        REQUIRE(together.publish(mine.image(number, rank), mine.weights, ranks.after(second)).has_value());
+      const refit_image image = mine.image(3, rank);
+      auto done = together.publish(image, mine.weights, ranks.after(rank == 2 ? 1 : second));
+      if (!done) {
+        CHECK(rank == 2);
+        CHECK(done.code() == errc::peer_timed_out);
+        ++late;
+        // The others have the answer. Here the first such call takes it, and the second needs no other.
+        for (int failing = 0; failing < 2; ++failing) {
+          mine.queue.refused = mine.queue.copies + 1;
+          CHECK(together.publish(image, mine.weights, ranks.after(second)).code() == errc::dead_range);
+          mine.queue.failed = mine.queue.copies;
+          CHECK_THROWS_AS(static_cast<void>(together.publish(image, mine.weights, ranks.after(second))),
+                          system_error);
+          CHECK(mine.served(rank) == 2);
+        }
+        done = together.publish(image, mine.weights, ranks.after(second));
+      }
+      REQUIRE(done.has_value());
+      CHECK(mine.served(rank) == 3);
+      // All ranks are at the same vote.
+      CHECK(together.publish(mine.image(4, rank), mine.weights, ranks.after(second)).has_value());
+      CHECK(mine.served(rank) == 4);
+    });
+  }
+  CHECK(late > 3);
+}
+
 TEST_CASE("a step reads the version that its batch names on all ranks, while a newer one is published") {
   constexpr std::uint32_t world = 4;
   constexpr std::uint64_t last = 30;
@@ -328,6 +364,15 @@ TEST_CASE("a step's weights stay while it names them, and a number that is not h
   weights_in_use served(mine.weights);
   CHECK(served.newest() == 0);
   CHECK(served.at(1).error() == failure{errc::no_such_version, 0, 1, 0});
+  CHECK(served.at(0).error() == failure{errc::no_such_version, 0, 0, 0});
+  {  // the first weights may have the number 0
+    device_rank from_zero;
+    weights_in_use any(from_zero.weights);
+    from_zero.upload.publish(from_zero.image(0, 0), from_zero.weights).value();
+    CHECK(any.at(0).value()->number() == 0);
+    from_zero.upload.publish(from_zero.image(1, 0), from_zero.weights).value();
+    CHECK(any.at(0).value()->number() == 0);
+  }
   mine.upload.publish(mine.image(1, 0), mine.weights).value();
   const auto* const first = served.at(1).value();
   mine.upload.publish(mine.image(2, 0), mine.weights).value();

@@ -36,8 +36,9 @@ inline namespace v0 {
 /// The answer reaches the ranks at different times, so a step that begins meanwhile would see both versions.
 /// `weights_in_use` prevents that: a step reads the number that its batch names.
 ///
-/// All ranks of the transport make the same calls. A call with the number that the rank has published already
-/// uploads nothing and votes again: so ranks may repeat a call that failed on one of them.
+/// All ranks of the transport make the same calls, each rank by one object, which keeps an answer that a call
+/// could not use. A call with the number that the rank has published already uploads nothing and votes again:
+/// so ranks may repeat a call that failed on one of them.
 ///
 /// @tparam T       with `agree`: a `communicator`. Of a transport without it, a death during the vote could
 ///                 leave some ranks with the new version.
@@ -50,9 +51,9 @@ inline namespace v0 {
 ///      throws passes through, after the vote. All others have `errc::refit_abandoned`, found the ranks that
 ///      are out; all ranks have it if their numbers differ in the low 32 bits. Those of `agree`:
 ///      `errc::peer_timed_out` on a rank whose deadline passes in the vote, which serves the old version,
-///      although the others may publish. Call again with the same image: the vote continues, and this rank
-///      publishes if the others have. A call with another number first is refused, because the vote was about
-///      the earlier one.
+///      although the others may publish. Call again with the same image until it is published: the vote
+///      continues, and this rank publishes if the others have, also when a call between fails. A call with
+///      another number first is refused, because the vote was about the earlier one.
 template <class T, class Upload>
   requires detail::agreeing_ranks<T>
 class joint_upload {
@@ -73,6 +74,7 @@ class joint_upload {
       if (auto all = vote(number, by); !all) return all.error();
       return newest->version();
     }
+    if (granted_ != number) granted_.reset();
     bool has_voted = false;
     const auto is_agreed = [&] {
       has_voted = true;
@@ -80,10 +82,10 @@ class joint_upload {
     };
     try {
       auto done = upload_->publish(image, weights, after, is_agreed);
-      if (!has_voted) vote_against(by);
+      if (!has_voted) vote_against(number, by);
       return done;
     } catch (...) {
-      if (!has_voted) vote_against(by);
+      if (!has_voted) vote_against(number, by);
       throw;
     }
   }
@@ -97,14 +99,24 @@ class joint_upload {
     constexpr std::uint64_t low = 0xFFFF'FFFF;
     return (number & low) | (~number & low) << 32;
   }
+  /// Whether all have that number and live: a member that died may have had the image or not, and the others
+  /// could not serve without it in either case.
+  [[nodiscard]] static bool grants(const comm::agreed& answer, std::uint64_t number) noexcept {
+    return answer.bits == word_of(number) && answer.failed.empty();
+  }
   result<void> vote(std::uint64_t number, deadline by) {
+    if (std::exchange(granted_, std::nullopt) == number) return {};
     const auto answer = ask(word_of(number), by);
     if (!answer) return answer.error();
-    // A member that died may have had the image or not: the others could not serve without it in either case.
-    if (answer->bits == word_of(number) && answer->failed.empty()) return {};
+    if (grants(*answer, number)) return {};
     return failure{errc::refit_abandoned, 0, number, answer->failed.size(), "joint_upload"};
   }
-  void vote_against(deadline by) { static_cast<void>(ask(0, by)); }
+  void vote_against(std::uint64_t number, deadline by) {
+    if (granted_ == number) return;
+    const auto answer = ask(0, by);
+    // Then it was the answer to this rank's earlier vote, and the others publish: so does the next call.
+    if (answer && grants(*answer, number)) granted_ = number;
+  }
   result<comm::agreed> ask(std::uint64_t word, deadline by) {
     vote_.reset();
     auto answer = ranks_->agree(word, by);
@@ -115,6 +127,7 @@ class joint_upload {
   T* ranks_;
   Upload* upload_;
   std::optional<comm::agreed> vote_{};
+  std::optional<std::uint64_t> granted_{};  // all have voted for it, and this rank has not published it
 };
 
 /// The weights that a rank's steps read, by the number that the batch of each step names: the same number on
@@ -127,8 +140,9 @@ class joint_upload {
 /// It pins one version, at first the newest, then that of the last number. While a rank pins the version
 /// before the newest, `double_buffer` has no slot for another one, so `publish` returns
 /// `errc::version_pinned` there: no rank can miss a number. With more slots take `stash`, because `latest`
-/// may drop a version that no step has named yet. When a step names another number, kernels of the earlier
-/// version may still run: the next `publish` takes their fences.
+/// may drop a version that no step has named yet. Made before the first weights it pins none until a step
+/// names a number, and that one may be missed: make it when they are published. When a step names another
+/// number, kernels of the earlier version may still run: the next `publish` takes their fences.
 ///
 /// @par Complexity      O(versions kept).
 /// @par Thread safety   one thread at a time; another may publish meanwhile.
@@ -166,14 +180,17 @@ class weights_in_use {
   result<void> hold(std::uint64_t number) noexcept {
     const std::uint64_t newest_number = newest();
     const std::uint64_t oldest = to_number(weights_->oldest());
-    for (std::uint64_t at = to_number(weights_->newest()); at != 0 && at >= oldest; --at) {
+    const std::uint64_t last = to_number(weights_->newest());
+    for (std::uint64_t at = last; at != 0 && at >= oldest; --at) {
       auto found = weights_->pin(version_id{at});
       if (!found || (*found)->number() > number) continue;
       if ((*found)->number() < number) break;
       held_ = std::move(*found);
       return {};
     }
-    const error_code why = newest_number < number ? errc::no_such_version : errc::version_expired;
+    // The first number may be 0.
+    const bool comes = last == 0 || newest_number < number;
+    const error_code why = comes ? errc::no_such_version : errc::version_expired;
     return failure{why, 0, number, newest_number, "weights_in_use"};
   }
 
