@@ -132,6 +132,11 @@ TEST_SUITE("grid_threads") {
       return split_planes(run, values.data(), values.size() / 2,
                           {into.data(), into.data() + values.size() / 2});
     });
+    // Planes whose first and last packets are of different elements.
+    check_both(std::vector<std::byte>(values.size()), [&](const auto& run, std::vector<std::byte>& into) {
+      const std::uint64_t count = values.size() / 2 - 9;
+      return split_planes(run, values.data(), count, {into.data() + 2, into.data() + count + 8});
+    });
     check_both(std::vector<std::byte>(100'003), [&](const auto& run, std::vector<std::byte>& into) {
       return fill_memory(run, into, seeded_pattern{.seed = 3});
     });

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -63,6 +64,23 @@ struct split_world {
   }
 };
 
+/// Runs items one by one, and counts how many of them write each byte of a memory. @pre none writes
+/// `untouched`
+struct write_counts {
+  std::vector<std::byte>& memory;
+  std::vector<unsigned>& items;
+  template <class Work>
+  result<void> each(const Work& work) const {
+    for (std::uint64_t item = 0; item < work.items(); ++item) {
+      std::ranges::fill(memory, untouched);
+      work.run(item);
+      for (std::size_t i = 0; i < memory.size(); ++i)
+        items[i] += memory[i] != untouched ? 1U : 0U;
+    }
+    return {};
+  }
+};
+
 }  // namespace
 
 TEST_SUITE("plane_split") {
@@ -90,6 +108,28 @@ TEST_SUITE("plane_split") {
         world.set(i, static_cast<std::uint16_t>(random()));
       world.check(host_executor{});
       world.check(grid_executor({.blocks = static_cast<std::uint32_t>(random() % 3)}));
+    }
+  }
+
+  TEST_CASE("one item writes each byte of the planes, whatever their offsets are") {
+    for (std::size_t first = 0; first < 8; ++first) {
+      for (std::size_t second = 0; second < 8; ++second) {
+        for (const std::uint64_t count : {1U, 7U, 8U, 9U, 40U}) {
+          CAPTURE(first);
+          CAPTURE(second);
+          CAPTURE(count);
+          const std::vector<std::byte> elements(2 * count);
+          std::vector<std::byte> planes(128);
+          std::vector<unsigned> items(planes.size());
+          split_planes(write_counts{planes, items}, elements.data(), count,
+                       {planes.data() + first, planes.data() + 64 + second})
+              .value();
+          std::vector<unsigned> expected(planes.size());
+          std::fill_n(&expected[first], count, 1U);
+          std::fill_n(&expected[64 + second], count, 1U);
+          CHECK(items == expected);
+        }
+      }
     }
   }
 

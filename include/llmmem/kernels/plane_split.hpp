@@ -88,14 +88,11 @@ struct plane_bytes {
   return out;
 }
 
-/// The two conversions of one element, a byte at a time: its address may be odd.
-LLMMEM_HD inline void split_single(const std::byte* elements, const bf16_planes<std::byte>& planes,
-                                   std::uint64_t at) noexcept {
+/// The two conversions of one element, read a byte at a time: its address may be odd.
+[[nodiscard]] LLMMEM_HD inline std::uint32_t rotated_single(const std::byte* elements,
+                                                            std::uint64_t at) noexcept {
   const std::uint32_t low = load_packet<1>(elements + 2 * at).words[0];
-  const std::uint32_t bits =
-      rotated_left(low | std::uint32_t{load_packet<1>(elements + 2 * at + 1).words[0]} << 8U);
-  store_packet<1>(planes.exponents + at, {{static_cast<std::uint8_t>(bits >> 8U)}});
-  store_packet<1>(planes.mantissas_and_signs + at, {{static_cast<std::uint8_t>(bits)}});
+  return rotated_left(low | std::uint32_t{load_packet<1>(elements + 2 * at + 1).words[0]} << 8U);
 }
 [[nodiscard]] LLMMEM_HD inline std::uint32_t merged_single(const bf16_planes<const std::byte>& planes,
                                                            std::uint64_t at) noexcept {
@@ -137,7 +134,9 @@ class plane_work {
  private:
   LLMMEM_HD void run_single(std::uint64_t at) const noexcept {
     if constexpr (Direction == plane_direction::split) {
-      split_single(elements_, planes_, at);
+      const std::uint32_t bits = rotated_single(elements_, at);
+      store_packet<1>(planes_.exponents + at, {{static_cast<std::uint8_t>(bits >> 8U)}});
+      store_packet<1>(planes_.mantissas_and_signs + at, {{static_cast<std::uint8_t>(bits)}});
     } else {
       const std::uint32_t bits = merged_single(planes_, at);
       store_packet<1>(elements_ + 2 * at, {{static_cast<std::uint8_t>(bits)}});
@@ -175,15 +174,21 @@ class shifted_split_work {
     const std::uint64_t begin = number * 8 < skew ? 0 : number * 8 - skew;
     const std::uint64_t past = number * 8 + 8 - skew;
     const std::uint64_t end = past < count_ ? past : count_;
+    const bool has_exponents = !is_second;
+    const bool has_others = is_second || !is_apart();
     if (end - begin != 8) {
-      for (std::uint64_t at = begin; at < end; ++at)
-        split_single(elements_, planes_, at);
+      for (std::uint64_t at = begin; at < end; ++at) {
+        const std::uint32_t bits = rotated_single(elements_, at);
+        if (has_exponents) store_packet<1>(planes_.exponents + at, {{static_cast<std::uint8_t>(bits >> 8U)}});
+        if (has_others)
+          store_packet<1>(planes_.mantissas_and_signs + at, {{static_cast<std::uint8_t>(bits)}});
+      }
       return;
     }
     const plane_bytes out =
         planes_of(read_across<1, cache_hint::streaming>(elements_, 2 * begin, 2 * count_));
-    if (!is_second) store_packet<8>(planes_.exponents + begin, out.exponents);
-    if (is_second || !is_apart()) store_packet<8>(planes_.mantissas_and_signs + begin, out.others);
+    if (has_exponents) store_packet<8>(planes_.exponents + begin, out.exponents);
+    if (has_others) store_packet<8>(planes_.mantissas_and_signs + begin, out.others);
   }
 
  private:
