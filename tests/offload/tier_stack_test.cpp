@@ -370,7 +370,7 @@ TEST_CASE("a write that copies a damaged block is given up, and a write of a sou
     }
   }
   // From a middle tier, whose copy is damaged or not when the first tier's is.
-  using three_tiers = detail::kv_tier_stack<offload::kv_tier<host_space>, offload::kv_tier<host_space>,
+  using manual_last = detail::kv_tier_stack<offload::kv_tier<host_space>, offload::kv_tier<host_space>,
                                             offload::kv_tier<manual_space>>;
   for (const bool is_middle_damaged : {false, true}) {
     CAPTURE(is_middle_damaged);
@@ -379,7 +379,7 @@ TEST_CASE("a write that copies a damaged block is given up, and a write of a sou
     manual_space last(block_bytes);
     offload::kv_tier lowest(last, block_bytes);
     lowest.granularity = 8;
-    three_tiers stack(options, std::span(&bytes, 1), std::span(&share, 1),
+    manual_last stack(options, std::span(&bytes, 1), std::span(&share, 1),
                       offload::kv_tier(host, 4 * block_bytes, write_through{}),
                       offload::kv_tier(middle, block_bytes, write_back{}), lowest);
     fill(stack, 1);
