@@ -207,7 +207,9 @@ class process_job {
     for (const child& each : children_)
       until = std::min({until, each.starts_at, each.continues_at});
     pollfd of[2] = {{events_->get(), POLLIN, 0}, {signals_.get(), POLLIN, 0}};
-    const std::uint64_t left = until > now() ? until - now() : 0;
+    // The clock is read once: if `until` passed between two readings, the difference would be 584 years.
+    const std::uint64_t time = now();
+    const std::uint64_t left = until > time ? until - time : 0;
     const timespec timeout{static_cast<time_t>(left / second), static_cast<long>(left % second)};
     static_cast<void>(::ppoll(of, 2, &timeout, nullptr));
   }
