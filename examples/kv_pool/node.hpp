@@ -55,6 +55,7 @@ class node {
 
   void progress(std::uint64_t wait_ns = 0) { pool_.progress(wait_ns); }
   [[nodiscard]] std::uint32_t peers() const noexcept { return pool_.peers(); }
+  [[nodiscard]] bool is_announced() const noexcept { return pool_.is_announced(); }
 
   /// Matches, fetches and loads the known part of a prompt, computes the rest, generates `answer` more
   /// tokens, and stores all of it for others.

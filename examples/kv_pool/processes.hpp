@@ -46,13 +46,31 @@ void wait_for_turn(const command_line& asked, board& shared, std::uint32_t reque
     of.progress(moment_ns);
 }
 
+/// Answers other nodes until the directory knows this node's prompts: a process that asks earlier may miss
+/// them. A directory that does not answer for a second is not awaited again.
+class announcement_wait {
+ public:
+  template <class Node>
+  void operator()(Node& of) {
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(has_answered_ ? 1 : 0);
+    while (!of.is_announced() && std::chrono::steady_clock::now() < limit)
+      of.progress(moment_ns);
+    has_answered_ = of.is_announced();
+  }
+
+ private:
+  bool has_answered_ = true;
+};
+
 /// Computes this process's prompts, and then answers other nodes until the job is over.
 template <class Node>
 void prefill(const command_line& asked, board& shared, std::uint32_t seat, Node& of) {
+  announcement_wait wait_until_announced;
   for (std::uint32_t r = seat; r < asked.requests && !shared.is_over(); r += asked.prefill) {
     wait_for_turn(asked, shared, r, of);
     if (shared.at(r) != progress::waiting) continue;
     of.serve(r, 0);
+    wait_until_announced(of);
     shared.set_prefilled(r);
     of.progress();
     of.report();

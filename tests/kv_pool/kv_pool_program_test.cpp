@@ -58,7 +58,7 @@ TEST_CASE("decode processes fetch the blocks that prefill processes compute") {
   CHECK(sum(nodes, "decode", "requests") == 60);
   CHECK(sum(nodes, "prefill", "served_blocks") > 500);
   // What decode computes is its answers, and the ends of prompts that fill no block.
-  CHECK(sum(nodes, "decode", "computed_tokens") < 60 * (32 + 2 * 16));
+  CHECK(sum(nodes, "decode", "computed_tokens") <= 60 * (32 + 16));
 }
 
 TEST_CASE("a process computes what is costly to move") {

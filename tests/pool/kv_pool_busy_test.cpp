@@ -155,12 +155,14 @@ TEST_SUITE("kv_pool busy") {
     const std::uint64_t of_two = known(nodes.first) + known(nodes.second);
     CHECK(of_two > spans / 2);
     CHECK(of_two < spans);
+    CHECK_FALSE(nodes.first.pool().is_announced());
     for (int i = 0; i < 1000; ++i) {
       nodes.step_two();
       nodes.silent.pool().progress();
     }
     CHECK(known(nodes.first) + known(nodes.second) == of_two);
     CHECK(of_two + known(nodes.silent) == spans);
+    CHECK(nodes.first.pool().is_announced());
     CHECK(nodes.first.pool().peers() == 2);
   }
 
@@ -245,14 +247,34 @@ TEST_SUITE("kv_pool busy") {
     nodes.check_peers();
   }
 
+  TEST_CASE("a keeper that cannot answer at once says later what has been announced to it") {
+    pair_of_nodes nodes;
+    nodes.meet();
+    // The asker keeps none of 40 spans once in 10^12 runs.
+    nodes.holder.pool().publish(nodes.chain, 40 * span_tokens);
+    CHECK_FALSE(nodes.holder.pool().is_announced());
+    for (int i = 0; i < 32; ++i)
+      static_cast<void>(nodes.asker.pool().ask(nodes.chain, 0).value());
+    for (int i = 0; i < 20; ++i)
+      nodes.asker.pool().progress();  // the holder reads none of the questions
+    CHECK(nodes.asker.pool().stats().directory_spans > 0);
+    CHECK_FALSE(nodes.holder.pool().is_announced());
+    for (int i = 0; i < 1000; ++i)
+      nodes.step_both();
+    CHECK(nodes.holder.pool().is_announced());
+    nodes.check_peers();
+  }
+
   TEST_CASE("a node that announces more than the other one reads keeps its peer, and the rest follows") {
     pair_of_nodes nodes;
     nodes.meet();
     nodes.holder.pool().publish(nodes.chain, nodes.chain.tokens());
     for (int i = 0; i < 100; ++i)
       nodes.holder.pool().progress();
+    CHECK_FALSE(nodes.holder.pool().is_announced());
     for (int i = 0; i < 1000; ++i)
       nodes.step_both();
+    CHECK(nodes.holder.pool().is_announced());
     nodes.check_peers();
     CHECK(nodes.found() == spans / looked_at);
     CHECK(nodes.one.stats().overflowed == 0);

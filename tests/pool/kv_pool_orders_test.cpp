@@ -317,6 +317,7 @@ TEST_SUITE("kv_pool orders") {
     holds.put(std::uint32_t{1});
     holds.put(detail::hint_digest(chain.keys()[0]));
     holds.put(std::uint64_t{1});
+    holds.put(std::uint64_t{1});
     say(detail::pool_frame::publish, holds.bytes());
     auto request = node.pool().ask(chain, 0, ~std::uint64_t{0}).value();
     const auto last = [&](detail::pool_frame kind) {

@@ -497,8 +497,8 @@ TEST_SUITE("kv_pool") {
             out.put(std::uint64_t{1} << 32 | random.below(std::uint64_t{3}));
         }
       }
-      two.other.end.post(seat_id{0}, {.kind = static_cast<std::uint16_t>(2 + random.below(std::uint32_t{9}))},
-                         out.bytes());
+      two.other.end.post(
+          seat_id{0}, {.kind = static_cast<std::uint16_t>(2 + random.below(std::uint32_t{13}))}, out.bytes());
       if (i % 64 == 0) two.node->step();
     }
     two.node->step();

@@ -124,12 +124,14 @@ struct stranger {
     for (std::uint32_t i = 0; i < chunks; ++i)
       out.put(detail::hint_digest(chain.keys()[i]));
     out.put(~std::uint64_t{0} >> (64 - chunks));
+    out.put(++published);
     post(detail::pool_frame::publish, out);
   }
 
   thread_endpoint end;
   std::vector<std::byte> bytes;
   std::vector<frame_header> data;
+  std::uint64_t published = 0;
   std::vector<std::pair<detail::pool_frame, std::vector<std::byte>>> words;
 };
 

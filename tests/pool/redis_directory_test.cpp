@@ -88,6 +88,7 @@ TEST_CASE("records of a span are read back, and a damaged value yields none of t
 #include <llmmem/pool/redis_directory.hpp>
 
 #include <chrono>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <utility>
@@ -178,12 +179,16 @@ struct directory_node {
     ask();
     CHECK(until([&] { return directory.stats().answers + directory.stats().unknown > questions; }));
   }
-  void announce(const std::vector<std::uint32_t>& chunks, std::uint64_t mask) {
+  /// @param when_sent  called before the server's replies are read.
+  void announce(
+      const std::vector<std::uint32_t>& chunks, std::uint64_t mask,
+      const std::function<void()>& when_sent = [] {}) {
     const std::uint32_t entry =
         table.put(span_a, id.seat, id.nonce, chunks, std::array<std::uint64_t, 1>{mask});
     const detail::span_entry& each = table.at(entry);
     directory.announce(link, span_a, {std::span(each.digests).first(each.chunks), table.masks(entry)},
                        pool::span_records(table, span_a));
+    when_sent();
     settle();
   }
   void retract(std::uint32_t place, std::uint32_t digest) {
@@ -274,7 +279,9 @@ TEST_SUITE("redis_directory") {
     for (auto* each : {&zero, &one, &other})
       REQUIRE(each->is(pool::redis_state::up));
     CHECK(zero.link.changes == 1);
-    zero.announce({1, 2, 3}, 0b111);
+    CHECK(zero.directory.has_received_all());
+    zero.announce({1, 2, 3}, 0b111, [&] { CHECK_FALSE(zero.directory.has_received_all()); });
+    CHECK(zero.directory.has_received_all());
     zero.announce({1, 2, 9, 9}, 0b1111);
     auto found = one.found();
     REQUIRE(found.count == 1);
@@ -377,6 +384,7 @@ TEST_SUITE("redis_directory") {
       old.sleep(11'000 * ms);
       REQUIRE(old.is(pool::redis_state::name_taken));
       CHECK(old.directory.why().code == errc::directory_name_taken);
+      CHECK_FALSE(old.directory.has_received_all());
       CHECK(old.directory.why().message().find("seat 0") != std::string::npos);
       old.announce({1, 2, 3}, 0b111);
       CHECK(one.found().count == 0);
@@ -419,6 +427,7 @@ TEST_SUITE("redis_directory") {
     zero.directory.progress(zero.link);
     CHECK(zero.link.unknown == 1);
     CHECK(zero.directory.state() == pool::redis_state::down);
+    CHECK_FALSE(zero.directory.has_received_all());
     CHECK(zero.directory.why().code == errc::directory_unreachable);
     CHECK(zero.directory.keeper_of(zero.link, span_a) == pool::no_keeper);
     CHECK(zero.ask() == pool::asked::unreachable);
@@ -602,6 +611,7 @@ TEST_SUITE("redis_directory") {
     of.server.ask({"CONFIG", "SET", "maxmemory", "1"});
     of.zero.announce({1, 2}, 0b11);
     CHECK(of.zero.directory.stats().refused_commands == 1);
+    CHECK_FALSE(of.zero.directory.has_received_all());
     CHECK(of.zero.directory.why().message().find("OOM") != std::string::npos);
     CHECK(of.one.found().count == 0);
     // The pool hears that it must announce again, after one, two, four ms and so on.
@@ -614,6 +624,7 @@ TEST_SUITE("redis_directory") {
       CHECK(of.zero.directory.takes(of.zero.link, of.zero.directory.keeper_of(of.zero.link, span_a)));
       if (i == 6) of.server.ask({"CONFIG", "SET", "maxmemory", "0"});
       of.zero.announce_again();
+      CHECK(of.zero.directory.has_received_all() == (i == 6));
     }
     CHECK(of.zero.directory.stats().refused_commands == 6);
     CHECK(of.one.found().count == 1);

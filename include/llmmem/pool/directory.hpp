@@ -187,10 +187,12 @@ struct any_directory_link {
 /// - `takes(link, keeper)`       whether that keeper takes another question or announcement now.
 /// - `announce(link, span, record, all)`  this node holds these blocks. `all` are all its records of the
 ///   span, `record` among them: a directory that keeps one value for a node and span writes those.
+/// - `has_received_all()`        whether every node that asks from now on finds what was announced: false
+///   while an announcement is on its way, or was refused and waits for another attempt.
 /// - `retract(link, span, block, all)`    this node no longer holds a block; `all` still names it.
 /// - `ask(link, question)`       returns an `asked`; `question.digests` is valid during the call only.
 /// - `hear(link, from, kind, message)`    a message of another node's directory, of the kinds `publish`,
-///   `ask`, `answer` and `gone`. Returns false if it is malformed or not awaited. Hostile input.
+///   `ask`, `answer`, `gone` and `received`. Returns false if it is malformed or not awaited. Hostile input.
 /// - `forget(link, seat)`        a node has ended, or is another process now.
 /// - `progress(link)`            reads, sends, and renews what needs it; called in each of the pool's steps.
 /// - `size()`, `metadata_bytes()`         entries that this node keeps for others, and the memory.
@@ -210,6 +212,7 @@ concept pool_directory = requires(
   { seen.keeper_of(link, span) } noexcept -> std::same_as<std::uint32_t>;
   { seen.takes(link, keeper) } noexcept -> std::same_as<bool>;
   { directory.announce(link, span, record, all) } noexcept;
+  { seen.has_received_all() } noexcept -> std::same_as<bool>;
   { directory.retract(link, span, block, all) } noexcept;
   { directory.ask(link, question) } noexcept -> std::same_as<pool::asked>;
   { directory.hear(link, seat, kind, message) } noexcept -> std::same_as<bool>;

@@ -8,10 +8,12 @@
 #include <llmmem/pool/detail/span_table.hpp>
 #include <llmmem/pool/directory.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 namespace llmmem {
 inline namespace v0 {
@@ -34,8 +36,11 @@ class embedded_directory {
       : groups_(groups), table_(max_spans, groups, source) {}
 
   template <class Link>
-  void begin(const Link&, const directory_identity&) noexcept {
+  void begin(const Link& link, const directory_identity&) {
     table_.clear();
+    peers_.resize(link.seats());
+    for (announcements& each : peers_)
+      each.end();
   }
 
   template <class Link>
@@ -69,7 +74,11 @@ class embedded_directory {
     put_digests(out, record.digests);
     for (const std::uint64_t mask : record.masks)
       out.put(mask);
+    out.put(++peers_[to_index(to)].told);
     link.post(to, detail::pool_frame::publish, out);
+  }
+  [[nodiscard]] bool has_received_all() const noexcept {
+    return std::ranges::all_of(peers_, [](const announcements& each) { return each.told == each.settled; });
   }
   template <class Link>
   void retract(Link& link, const block_key& span, const span_block& block, const span_records&) noexcept {
@@ -114,6 +123,8 @@ class embedded_directory {
         return hear_answer(link, from, in);
       case detail::pool_frame::gone:
         return hear_gone(from, in);
+      case detail::pool_frame::received:
+        return hear_received(from, in);
       default:
         return false;
     }
@@ -122,14 +133,48 @@ class embedded_directory {
   template <class Link>
   void forget(const Link&, seat_id seat) noexcept {
     table_.forget(seat);
+    peers_[to_index(seat)].end();
   }
+  /// Answers other nodes with the last of their announcements that this node has received, once in a step.
   template <class Link>
-  void progress(const Link&) const noexcept {}
+  void progress(Link& link) noexcept {
+    if (!owes_any_) return;
+    owes_any_ = false;
+    for (std::uint32_t i = 0; i < peers_.size(); ++i) {
+      announcements& of = peers_[i];
+      if (!of.owes_answer) continue;
+      if (!link.may_post(seat_id{i})) {
+        owes_any_ = true;
+        continue;
+      }
+      of.owes_answer = false;
+      detail::pool_writer out;
+      out.put(of.received);
+      link.post(seat_id{i}, detail::pool_frame::received, out);
+    }
+  }
   [[nodiscard]] std::uint32_t size() const noexcept { return table_.size(); }
-  [[nodiscard]] std::size_t metadata_bytes() const noexcept { return table_.metadata_bytes(); }
+  [[nodiscard]] std::size_t metadata_bytes() const noexcept {
+    return table_.metadata_bytes() + peers_.size() * sizeof(announcements);
+  }
 
  private:
   using digest_list = std::array<std::uint32_t, span_chunks>;
+
+  /// What this node announced to another one, and received from it. Announcements have numbers; messages
+  /// arrive in order, so that a number stands for all up to it.
+  struct announcements {
+    std::uint64_t told = 0;      // the last one to that node
+    std::uint64_t settled = 0;   // the last one that the node has received, or no longer needs
+    std::uint64_t received = 0;  // the last one from that node
+    bool owes_answer = false;    // for `received`
+
+    /// The node is another process now, or its entries belong to an earlier epoch.
+    void end() noexcept {
+      settled = told;  // an answer that is still on its way changes nothing
+      owes_answer = false;
+    }
+  };
 
   static void put_digests(detail::pool_writer& out, std::span<const std::uint32_t> digests) noexcept {
     out.put(static_cast<std::uint32_t>(digests.size()));
@@ -164,8 +209,19 @@ class embedded_directory {
     std::array<std::uint64_t, max_layer_groups> masks{};
     for (std::size_t g = 0; g < groups_; ++g)
       masks[g] = in.take<std::uint64_t>();
+    const auto number = in.take<std::uint64_t>();
     if (told.empty() || !in.is_over()) return false;
     table_.put(span, from, link.nonce_of(from), told, std::span(masks).first(groups_));
+    announcements& of = peers_[to_index(from)];
+    of.received = number;
+    of.owes_answer = owes_any_ = true;
+    return true;
+  }
+  [[nodiscard]] bool hear_received(seat_id from, detail::pool_reader in) noexcept {
+    const auto number = in.take<std::uint64_t>();
+    announcements& of = peers_[to_index(from)];
+    if (!in.is_over() || number > of.told) return false;
+    of.settled = std::max(of.settled, number);
     return true;
   }
   template <class Link>
@@ -221,6 +277,8 @@ class embedded_directory {
 
   std::size_t groups_;
   detail::span_table table_;
+  std::vector<announcements> peers_;  // by seat
+  bool owes_any_ = false;
 };
 
 static_assert(pool_directory<embedded_directory>);

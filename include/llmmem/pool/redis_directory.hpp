@@ -122,6 +122,9 @@ class redis_directory {
                 const pool::span_records& all) noexcept {
     write(span, record, all, nullptr);
   }
+  [[nodiscard]] bool has_received_all() const noexcept {
+    return is_up_ && !is_contested_ && written_ == 0 && announce_at_ == 0;
+  }
   template <class Link>
   void retract(Link&, const block_key& span, const pool::span_block& block,
                const pool::span_records& all) noexcept {
@@ -255,6 +258,7 @@ class redis_directory {
   std::size_t sent_first_ = 0;
   std::size_t sent_count_ = 0;
   std::size_t in_flight_ = 0;  // of these, whose bytes were given to the socket
+  std::size_t written_ = 0;    // of these, writes of entries
   std::array<suspect, 16> suspects_{};
   std::size_t suspect_count_ = 0;
   std::size_t looked_at_ = 0;     // suspects that are older than the look in flight

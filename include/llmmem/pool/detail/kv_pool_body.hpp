@@ -75,7 +75,7 @@ detail::pool_likeness kv_pool<Tiers, Endpoint, Directory, Mover>::own_likeness()
   const auto& cache = tiers_->cache();
   const std::span<const layer_group> groups = tiers_->groups();
   detail::pool_likeness out{
-      .magic = 0x6C70'766B, .version = 3, .model = options_.model ^ tiers_->content_form()};
+      .magic = 0x6C70'766B, .version = 4, .model = options_.model ^ tiers_->content_form()};
   out.groups = static_cast<std::uint32_t>(groups_);
   std::array<token_id, 4> some{};
   for (std::size_t i = 0; i < some.size(); ++i)

@@ -131,7 +131,8 @@ void kv_pool<Tiers, Endpoint, Directory, Mover>::on_message(seat_id from, const 
     case pool_frame::publish:
     case pool_frame::ask:
     case pool_frame::answer:
-    case pool_frame::gone: {
+    case pool_frame::gone:
+    case pool_frame::received: {
       directory_link link{this};
       if (!directory_.hear(link, from, kind, in)) ++counted_.refused_frames;
       return;

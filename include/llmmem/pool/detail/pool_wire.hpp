@@ -31,6 +31,7 @@ enum class pool_frame : std::uint16_t {
   copy,       ///< the sender holds these blocks of a hot span: hold them, too
   reach,      ///< how the sender's memory can be read: its mover's introduction
   damaged,    ///< the bytes that the sender got of this block do not have the block's checksum
+  received,   ///< the sender's part of the directory has the receiver's announcements up to this number
 };
 
 /// Writes numbers and keys into a message, one after another.

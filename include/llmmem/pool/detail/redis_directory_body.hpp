@@ -96,7 +96,7 @@ template <class Link>
 void redis_directory::lose(Link& link, error_code code, std::uint64_t index,
                            std::string_view words) noexcept {
   connection_.close();
-  sent_count_ = in_flight_ = 0;
+  sent_count_ = in_flight_ = written_ = 0;
   looked_at_ = 0;
   is_up_ = is_owner_ = false;
   if (code != errc::ok) {
@@ -186,6 +186,7 @@ bool redis_directory::exchange(Link& link, std::uint64_t now) noexcept {
     sent_first_ = (sent_first_ + 1) % sent_.size();
     --sent_count_;
     if (in_flight_ != 0) --in_flight_;
+    if (of.what == command::write) --written_;
     if (!take(link, of, *reply)) return false;
   }
   if (unsent != 0) return fail(unsent);
@@ -367,6 +368,7 @@ inline void redis_directory::write(const block_key& span, const pool::span_recor
       connection_.command({"HSET", name.view(), field.view(), value.view()});
     }
     expect(command::write);
+    ++written_;
     ++counted_.announced;
   }
   static_cast<void>(connection_.flush());  // what fails is seen by the next `progress`
