@@ -31,7 +31,8 @@ inline namespace v0 {
 ///
 /// @tparam Run  `device_executor` on the queue's stream.
 /// @par Complexity      `copy`: one launch for 128 tasks, with threads for the longest; `add`: one for 16
-///                      parts; `clear`: one. `precede`: two calls of the driver, none for its own stream.
+///                      parts; `clear`: one. `precede` and `follow`: two calls of the driver, none for its
+///                      own stream.
 /// @par Thread safety   of allocation as the space's; one thread for the work. The three outlive the view.
 /// @par Errors          `errc::device_failed` if the driver refuses, index its status, and what `copy_few`,
 ///                      `sum_in_order`, and the queue return.
@@ -67,6 +68,14 @@ class kernel_space {
   result<void> add(dtype elements, std::span<const std::byte* const> parts, std::byte* into,
                    std::uint64_t bytes) {
     return sum_in_order(run_, elements, parts, into, bytes);
+  }
+  /// Work from now on runs after the work that another queue of the device has been given so far. Any thread
+  /// may call it. @tparam Other  a `device_queue`.
+  template <class Other>
+  result<void> follow(Other& other) noexcept {
+    if (other.stream() == queue_->stream()) return {};
+    const auto so_far = other.mark();
+    return so_far ? so_far->hold(queue_->stream()) : result<void>(so_far.error());
   }
   /// Work that `stream` is given from now on runs after the work so far.
   template <class Stream>

@@ -231,6 +231,8 @@ class prefetch_schedule {
   /// Returns the buffer below: for a checkpoint's views, and to call `audit`. Lease its chunks only through
   /// the schedule.
   [[nodiscard]] Buffer& buffer() const noexcept { return desk_.buffer(); }
+  /// Returns the space of the buffer's tier 0.
+  [[nodiscard]] auto& first_space() const noexcept { return buffer().first_space(); }
 
  private:
   desk_type desk_;

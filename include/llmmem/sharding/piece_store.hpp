@@ -88,6 +88,68 @@ concept makes_chunks = requires(Store& store, std::uint64_t bytes) {
   typename Store::update_lease;
 };
 
+/// What happens to the bytes of a piece behind its lease, and how they begin.
+///
+/// @tparam Space  a `working_space`, whose work comes after the copies of the store's tier 0; void: the host
+///                accesses the bytes, and the store waits for its copies.
+template <class Space>
+class lease_work {
+ public:
+  explicit lease_work(Space& space) noexcept : space_(&space) {}
+
+  template <class Lease>
+  [[nodiscard]] static std::byte* address(const Lease& lease) noexcept {
+    return lease.range().addresses().data();
+  }
+  /// Lets the space's work from now on come after the copies that tier 0 has been given: a copy that leaves
+  /// may still read the place that a lease writes.
+  template <class Store>
+  [[nodiscard]] result<void> follow(Store& store) const noexcept {
+    return space_->follow(store.first_space().queue());
+  }
+  /// Returns when these copies are done: then any stream may access what is leased.
+  template <class Store>
+  [[nodiscard]] static result<void> wait(Store& store) {
+    const auto so_far = store.first_space().queue().mark();
+    if (!so_far) return so_far.error();
+    so_far->wait();
+    return {};
+  }
+  [[nodiscard]] result<void> clear(std::byte* at, std::uint64_t bytes) const {
+    state_bytes<Space> work(*space_);
+    const finished_work done_before_the_lease_ends(work);
+    if (auto cleared = work.clear(at, bytes); !cleared) return cleared;
+    return work.finish();
+  }
+
+ private:
+  Space* space_;
+};
+template <>
+class lease_work<void> {
+ public:
+  template <class Lease>
+  [[nodiscard]] static std::byte* address(const Lease& lease) noexcept {
+    return const_cast<std::byte*>(lease.span().data());  // a holder that reads does not write
+  }
+  template <class Store>
+  [[nodiscard]] static result<void> follow(Store& /*store*/) noexcept {
+    return {};
+  }
+  [[nodiscard]] static result<void> clear(std::byte* at, std::uint64_t bytes) noexcept {
+    std::memset(at, 0, bytes);
+    return {};
+  }
+};
+
+/// A store whose tier 0 has a queue for its copies, which the work of a space can follow.
+template <class Store, class Space>
+concept moves_before_work_of = requires(Store& store, Space& space) {
+  { space.follow(store.first_space().queue()) } -> std::same_as<result<void>>;
+};
+template <class Store>
+concept brings_to_host = requires(const typename Store::read_lease& lease) { lease.span(); };
+
 }  // namespace detail
 
 /// Pieces that are chunks of a `tiered_buffer`, or of a `prefetch_schedule` over one: between operations they
@@ -95,20 +157,32 @@ concept makes_chunks = requires(Store& store, std::uint64_t bytes) {
 /// With ZeRO 3 that is the layout of ZeRO-Infinity (Rajbhandari et al. 2021, arXiv 2104.07857).
 ///
 /// @tparam Store  has `create`, `read`, `write`, `update`, `discard` and `remove`. The host can access its
-///                tier 0.
+///                tier 0, unless there is a
+/// @tparam Space  of a device, which works on the pieces: tier 0 is then memory of that device with a queue
+///                for its copies (`streamed_space`). The space's work comes after the copies that this queue
+///                was given before a piece was held; that on a released piece must be done.
 /// @par Complexity      the first hold as the store's lease, any other O(1).
 /// @par Thread safety   as the store: one thread at a time takes first holds and releases last ones. Another
 ///                      thread may add holds to a piece that is held meanwhile.
 /// @par Errors          the constructor throws what `create` and the leases refuse (`result::value`). `hold`
 ///                      returns the lease's failure, and `errc::chunk_leased` for more access than the first
 ///                      holder's.
-template <detail::makes_chunks Store>
+template <detail::makes_chunks Store, class Space = void>
 class leased_pieces {
+  static_assert(!std::is_void_v<Space> || detail::brings_to_host<Store>,
+                "the host cannot access tier 0 of this store: give the state a kernel_space of the device "
+                "(kernels/kernel_space.hpp), which works on its bytes");
+  static_assert(std::is_void_v<Space> || detail::moves_before_work_of<Store, Space>,
+                "a state on a device works on its pieces in tier 0 of their store: make tier 0 a "
+                "streamed_space of that device, whose queue the state's work can follow");
+
  public:
   static constexpr bool is_resident = false;
 
-  /// Creates a chunk for each piece that has bytes, and writes zeros. The store outlives the pieces.
-  leased_pieces(Store& store, std::span<const std::uint64_t> sizes) : store_(&store) {
+  /// Creates a chunk for each piece that has bytes, and writes zeros. The store outlives the pieces, and so
+  /// does the space.
+  leased_pieces(Store& store, std::span<const std::uint64_t> sizes, detail::lease_work<Space> work = {})
+      : store_(&store), work_(work) {
     pieces_.reserve(sizes.size());
     try {
       for (const std::uint64_t bytes : sizes) {
@@ -117,7 +191,8 @@ class leased_pieces {
         pieces_.back().chunk = store_->create(bytes).value();
         pieces_.back().bytes = bytes;
         const auto lease = store_->write(pieces_.back().chunk).value();
-        std::memset(lease.span().data(), 0, bytes);
+        work_.follow(*store_).value();
+        work_.clear(work_.address(lease), bytes).value();
       }
     } catch (...) {
       remove_all();
@@ -157,6 +232,12 @@ class leased_pieces {
   [[nodiscard]] result<void> discard(std::uint32_t piece) {
     return pieces_[piece].bytes == 0 ? result<void>{} : store_->discard(pieces_[piece].chunk);
   }
+  /// On a device: waits until any stream may write what is held to `write`.
+  [[nodiscard]] result<void> wait() const
+    requires(!std::is_void_v<Space>)
+  {
+    return work_.wait(*store_);
+  }
 
  private:
   using handle_type = std::remove_cvref_t<decltype(std::declval<Store&>().create(std::uint64_t{}).value())>;
@@ -180,12 +261,12 @@ class leased_pieces {
   };
 
   template <class Lease>
-  [[nodiscard]] static result<std::byte*> take(entry& it, access_mode mode, Lease& held, result<Lease> had) {
+  [[nodiscard]] result<std::byte*> take(entry& it, access_mode mode, Lease& held, result<Lease> had) const {
     if (!had) return had.error();
+    if (auto ordered = work_.follow(*store_); !ordered) return ordered.error();
     it.mode = mode;
     it.holders = 1;
-    // A holder that reads does not write: one type of pointer for all.
-    it.data = const_cast<std::byte*>(had->span().data());
+    it.data = work_.address(*had);
     held = std::move(*had);
     return it.data;
   }
@@ -197,6 +278,7 @@ class leased_pieces {
   }
 
   Store* store_;
+  [[no_unique_address]] detail::lease_work<Space> work_;
   std::vector<entry> pieces_{};
 };
 

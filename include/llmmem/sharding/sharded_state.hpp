@@ -195,12 +195,16 @@ class piece_lease {
 /// - The transport's stream may be the space's, which saves an event for each message. Neither may be
 ///   captured into a graph.
 /// - Sums have the host's bits, and are `sum_f32`, `sum_bf16` or `sum_f16`; a sum that is a NaN has the bits
-///   that devices produce. Wires and pieces in tiers need the host, and are refused.
+///   that devices produce. Wires need the host, and are refused.
+/// - Pieces in tiers come up into the device: tier 0 of their buffer is a `streamed_space` of it. Each call
+///   orders its kernels after the copies of that tier, and is done before its leases end. For a piece that
+///   the program leases, see `lease`.
 ///
 /// @tparam Partition  copied.
 /// @tparam Space      of memory that the host can access, or a `working_space`. Gathered buffers, staging and
 ///                    resident pieces come from it.
-/// @tparam Pieces     where pieces are: `resident_pieces`, or `leased_pieces` over a buffer.
+/// @tparam Pieces     where pieces are: `resident_pieces`, or `leased_pieces` over a buffer, on a device with
+///                    the space.
 /// @par Complexity      an operation takes O(runs) of the pieces involved in addition to its bytes, which
 ///                      each side copies at most once if runs are strided, and never if they are flat ranges.
 ///                      An operation that sums takes memory for N + 2 messages in addition; on a device,
@@ -235,9 +239,6 @@ class sharded_state {
   static_assert(!working_space<Space> || messages_after_work_of<Transport, Space>,
                 "pieces on a device need a transport of device memory, whose stream can wait for the space's "
                 "work: nccl_transport");
-  static_assert(
-      Space::is_host_accessible || Pieces::is_resident,
-      "pieces in tiers begin as zeros that the host writes: a state on a device keeps resident pieces");
 
  public:
   using partition_type = Partition;
@@ -253,7 +254,7 @@ class sharded_state {
     requires(Pieces::is_resident);
   /// Pieces are chunks of `store`, which also outlives the state.
   template <class Store>
-    requires std::same_as<Pieces, leased_pieces<Store>>
+    requires(std::same_as<Pieces, leased_pieces<Store>> || std::same_as<Pieces, leased_pieces<Store, Space>>)
   sharded_state(const Partition& layout, std::span<const tensor_facts> tensors, Transport& ranks,
                 Space& space, Store& store, sharded_options options = {});
   sharded_state(const sharded_state&) = delete;
@@ -292,7 +293,9 @@ class sharded_state {
   }
 
   /// Leases the same two, regardless of where pieces are between operations. `errc::no_such_tensor`; for
-  /// pieces in tiers, the errors of a chunk's lease.
+  /// pieces in tiers, the errors of a chunk's lease. On a device the bytes of a piece in tiers are ordered
+  /// before the space's further work: launch kernels on its stream, or let theirs hold a mark of its queue.
+  /// The lease ends when they are done, or tier 0's queue follows them (`streamed_space`).
   [[nodiscard]] result<piece_lease<Pieces>> lease(tensor_id tensor, access_mode mode);
   /// Holds the pieces of a scope at their addresses, so that an operation on them may run on a thread other
   /// than their buffer's. Costs nothing if pieces are resident.
@@ -320,7 +323,8 @@ class sharded_state {
   /// theirs.
   [[nodiscard]] result<whole> gather_within(rank_group<Transport>& node, std::span<const tensor_id> scope);
   /// Allocates memory for whole tensors, with unspecified contents: this rank's contribution to a sum. Sends
-  /// nothing.
+  /// nothing. Any stream may write it: if a piece in tiers is the whole tensor, on a device, this waits for
+  /// the copies of tier 0 so far.
   [[nodiscard]] result<whole> allocate_whole(std::span<const tensor_id> scope);
   [[nodiscard, deprecated("call allocate_whole()")]] result<whole> room_for(
       std::span<const tensor_id> scope) {
@@ -370,6 +374,14 @@ class sharded_state {
   };
   /// Checks the arguments, and finds this rank's pieces.
   [[nodiscard]] piece_places place_pieces();
+  template <class Store>
+  [[nodiscard]] Pieces make_pieces(Store& store) {
+    if constexpr (Space::is_host_accessible) {
+      return Pieces(store, places_.sizes);
+    } else {
+      return Pieces(store, places_.sizes, detail::lease_work<Space>(*space_));
+    }
+  }
 
   /// Returns the piece at its address. @pre it is held
   [[nodiscard]] std::span<std::byte> local_of(tensor_id tensor, std::byte* piece) const noexcept {
@@ -495,7 +507,9 @@ class sharded_state {
 /// A state whose pieces are chunks of the given store.
 template <partition Partition, transport Transport, memory_space Space, detail::makes_chunks Store>
 sharded_state(const Partition&, std::span<const tensor_facts>, Transport&, Space&, Store&,
-              sharded_options = {}) -> sharded_state<Partition, Transport, Space, leased_pieces<Store>>;
+              sharded_options = {})
+    -> sharded_state<Partition, Transport, Space,
+                     leased_pieces<Store, std::conditional_t<working_space<Space>, Space, void>>>;
 
 }  // namespace v0
 }  // namespace llmmem

@@ -30,6 +30,8 @@ inline namespace v0 {
 ///   to the element's type: f32, bf16 or f16. `into` overlaps no part.
 /// - `finish()` waits until all work is done, also after a refusal of earlier calls; a failure means that the
 ///   device is lost, with its contents.
+/// - `follow(queue)`, for pieces in tiers: work from now on runs after the work that the queue of tier 0 has
+///   been given so far. Any thread may call it.
 /// - `precede(stream)`, for a transport with `stream()`: what that stream is given from now on runs after the
 ///   work so far.
 template <class S>

@@ -245,6 +245,8 @@ class basic_tiered_buffer {
   }
   /// @}
 
+  /// Returns the space of tier 0, where leased bytes are.
+  [[nodiscard]] auto& first_space() const noexcept { return parts_.stack.space(detail::nth<0>); }
   [[nodiscard]] stats_type stats() const { return parts_.stats(); }
   /// Returns the most bytes that a chunk of `bytes` takes of any tier, which rounds it to its granularity.
   [[nodiscard]] std::uint64_t rounded_bytes(std::uint64_t bytes) const noexcept {

@@ -37,7 +37,7 @@ sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partitio
 
 template <partition Partition, transport Transport, memory_space Space, piece_store Pieces>
 template <class Store>
-  requires std::same_as<Pieces, leased_pieces<Store>>
+  requires(std::same_as<Pieces, leased_pieces<Store>> || std::same_as<Pieces, leased_pieces<Store, Space>>)
 sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partition& layout,
                                                                   std::span<const tensor_facts> tensors,
                                                                   Transport& ranks, Space& space,
@@ -49,7 +49,7 @@ sharded_state<Partition, Transport, Space, Pieces>::sharded_state(const Partitio
       bytes_(space),
       options_(std::move(options)),
       places_(place_pieces()),
-      pieces_(store, places_.sizes),
+      pieces_(make_pieces(store)),
       addresses_(facts_.size()) {
   for (const std::uint64_t bytes : places_.sizes)
     stats_.local_bytes += bytes;
@@ -225,17 +225,23 @@ result<whole_tensors<Space, Pieces>> sharded_state<Partition, Transport, Space, 
   }
   if (auto had = made.buffer_.take(*space_, bytes, options_.alignment, &wholes_); !had) return had.error();
   made.held_ = hold_type(pieces_);
+  bool has_pieces = false;
   bytes = 0;
   for (const tensor_id each : scope) {
     if (has_all(each) && !copies_pieces) {
       const auto had = made.held_.add(each, of_pieces);
       if (!had) return had.error();
       made.tensors_.push_back(local_of(each, *had));
+      has_pieces = true;
       continue;
     }
     bytes = detail::next_multiple(bytes, facts_[to_index(each)].element_bytes, options_.name.c_str());
     made.tensors_.emplace_back(made.buffer_.data() + bytes, facts_[to_index(each)].bytes());
     bytes += facts_[to_index(each)].bytes();
+  }
+  if constexpr (!Space::is_host_accessible && !Pieces::is_resident) {
+    const bool is_written_next = has_pieces && of_pieces != access_mode::read;
+    if (auto ready = is_written_next ? pieces_.wait() : result<void>{}; !ready) return ready.error();
   }
   return result<whole>(std::move(made));
 }

@@ -38,11 +38,6 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reshard_to(
   const std::uint32_t self = to_index(next.rank());
   if (self >= world) return {};
   ++next.stats_.reshards.calls;
-  // The copies are in the order of the other space's stream, which does not wait for this one's.
-  if (auto written = detail::state_bytes<Space>(*space_).finish(); !written) {
-    next.ranks_->revoke();
-    return written;
-  }
   const auto holder = [&](const reshard_copy& copy) {
     return to_index(plan.stored[to_index(copy.source)].holder);
   };
@@ -78,6 +73,11 @@ result<void> sharded_state<Partition, Transport, Space, Pieces>::reshard_to(
   const auto move_scope = [&]() -> result<void> {
     const auto mine = begin(scope, access_mode::read);
     if (!mine) return mine.error();
+    // The copies are in the order of the other space's stream, which does not wait for this one's.
+    if (auto written = detail::state_bytes<Space>(*space_).finish(); !written) {
+      next.ranks_->revoke();
+      return written;
+    }
     const auto theirs = next.begin(scope, access_mode::write);
     if (!theirs) return theirs.error();
     const detail::finished_work before_pieces_go(next.bytes_);

@@ -68,6 +68,11 @@ class tier_stack {
   [[nodiscard]] const Observer& observer() const noexcept { return observer_; }
   [[nodiscard]] Observer& observer() noexcept { return observer_; }
 
+  template <std::size_t Index>
+  [[nodiscard]] space_type<Index>& space(tier_number<Index>) const noexcept {
+    return *at<Index>().space;
+  }
+
   /// @name Places
   /// @{
   template <std::size_t Index>
