@@ -180,3 +180,13 @@ macro(llmmem_enable_cuda_language)
   endif()
   set(CMAKE_CUDA_STANDARD 20)
 endmacro()
+
+# Device code that is compiled and never executed: nvcc 13 may leave most optimisations out.
+option(LLMMEM_CUDA_FAST_COMPILE "Compile device code of benchmarks without optimising it: a tree that runs none of them" OFF)
+
+# llmmem_compile_fast(<target>): for a target of CUDA that such a tree only compiles.
+function(llmmem_compile_fast target)
+  if(LLMMEM_CUDA_FAST_COMPILE AND CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Ofast-compile=max>")
+  endif()
+endfunction()
