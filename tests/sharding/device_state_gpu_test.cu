@@ -9,6 +9,7 @@
 #include <llmmem/sharding/background_sums.hpp>
 #include <llmmem/sharding/gather_schedule.hpp>
 #include <llmmem/testing/sim_network.hpp>
+#include <llmmem/tiered_buffer.hpp>
 
 #include <array>
 #include <cstddef>
@@ -234,13 +235,100 @@ class rank_on_device {
   std::vector<tensor_id> scope_{};
 };
 
+/// One rank whose pieces leave the device for pinned memory: tier 0 has space for one of them.
+class rank_in_tiers {
+ public:
+  rank_in_tiers(const state_case& of, side_of& side)
+      : of_(&of),
+        memory_(first, {.budget = 1 << 22}, {.depth = 2}),
+        queue_(memory_, first, {.depth = 2}),
+        compute_(memory_, first, {.depth = 2}),
+        space_(memory_, queue_, device_executor(queue_.stream())),
+        ranks_(side, queue_.stream()),
+        buffer_({}, {memory_, largest_piece(of), 64}, {pinned_, 1 << 20, 64}),
+        there_(of.who, of.tensors, ranks_, space_, buffer_, {.segment_bytes = of.segment_bytes}),
+        here_(of.who, of.tensors, side, host_, {.segment_bytes = of.segment_bytes}) {}
+
+  void run() {
+    const std::uint64_t self = to_index(ranks_.rank());
+    for (std::uint32_t t = 0; t < of_->tensors.size(); ++t) {
+      fill_numbers(here_.local(tensor_id{t}), 100 * self + t, of_->op.element_bytes);
+      const auto lease = there_.lease(tensor_id{t}, access_mode::write).value();
+      write(lease.local(), here_.local(tensor_id{t}));
+    }
+    for (std::uint32_t t = 0; t < of_->tensors.size(); ++t) {
+      const std::array scope{tensor_id{t}};
+      here_.refresh(scope).value();
+      there_.refresh(scope).value();
+      sum(scope, 1000 + 100 * self + t);
+      const auto here = here_.gather(scope).value();
+      const auto there = there_.gather(scope).value();
+      require(read(there.tensor(0)) == copy_of(here.tensor(0)), "gather from tiers", of_->seed);
+    }
+    for (std::uint32_t t = 0; t < of_->tensors.size(); ++t) {
+      const auto lease = there_.lease(tensor_id{t}, access_mode::read).value();
+      require(read(lease.local()) == copy_of(here_.local(tensor_id{t})), "a piece in tiers", of_->seed);
+    }
+  }
+
+ private:
+  static std::uint64_t largest_piece(const state_case& of) {
+    std::uint64_t most = 64;
+    for (const tensor_facts& each : of.tensors)
+      most = each.bytes() > most ? (each.bytes() + 63) / 64 * 64 : most;
+    return most;
+  }
+  void sum(std::span<const tensor_id> scope, std::uint64_t seed) {
+    const auto here = here_.allocate_whole(scope).value();
+    const auto there = there_.allocate_whole(scope).value();
+    fill_numbers(here.tensor(0), seed, of_->op.element_bytes);
+    write(there.tensor(0), here.tensor(0));
+    here_.all_reduce(here, of_->op).value();
+    there_.all_reduce(there, of_->op).value();
+  }
+  /// Writes on a stream of its own, behind the state's, which then waits for it, as do the copies of tier 0.
+  void write(std::span<std::byte> to, std::span<const std::byte> from) {
+    if (to.empty()) return;
+    const auto there = queue_.mark().value();
+    const auto written = compute_.copy_in_async({to.data(), to.size()}, from, {&there, 1}).value();
+    queue_.follow({&written, 1}).value();
+    memory_.queue().follow({&written, 1}).value();
+  }
+  std::vector<std::byte> read(std::span<std::byte> from) {
+    std::vector<std::byte> bytes(from.size());
+    if (bytes.empty()) return bytes;
+    const auto there = queue_.mark().value();
+    compute_.copy_out_async(bytes, {from.data(), from.size()}, {&there, 1}).value().wait();
+    return bytes;
+  }
+
+  using buffer_type = tiered_buffer<streamed_device_space, pinned_space>;
+  using tiered_memory = kernel_space<streamed_device_space, device_queue, device_executor>;
+
+  const state_case* of_;
+  pinned_space pinned_{{.budget = 1 << 20}};
+  streamed_device_space memory_;
+  device_queue queue_;
+  device_queue compute_;
+  tiered_memory space_;
+  stream_ranks<side_of> ranks_;
+  host_space host_{{.budget = 1 << 22, .name = "rank"}};
+  buffer_type buffer_;
+  sharded_state<table_partition, stream_ranks<side_of>, tiered_memory,
+                leased_pieces<buffer_type, tiered_memory>>
+      there_;
+  host_state here_;
+};
+
+/// @tparam Rank  what lives on each rank.
+template <class Rank>
 void check_state(std::uint64_t seed) {
   const state_case one = random_case(seed);
   testing::sim_network net({.seats = to_number(one.who.world()), .seed = seed});
   net.run([&](testing::sim_endpoint& end) {
     side_of side(end);
     side.join(side.after(one_second)).value();
-    rank_on_device(one, side).run();
+    Rank(one, side).run();
     side.agree(0, side.after(60 * one_second)).value();
   });
 }
@@ -313,7 +401,9 @@ void check_step(std::uint64_t seed) {
 int main() {
   require_device();
   for (const auto seed : seeds(44, 6))
-    check_state(seed);
+    check_state<rank_on_device>(seed);
+  for (const auto seed : seeds(22, 4))
+    check_state<rank_in_tiers>(seed);
   for (const auto seed : seeds(8, 2))
     check_step(seed);
   std::printf("sharded_state: bits on a device equal to the host's\n");
