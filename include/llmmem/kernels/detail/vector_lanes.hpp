@@ -103,11 +103,21 @@ LLMMEM_ALWAYS_INLINE void load_elements(const std::byte* from,
     to[1] = reinterpret_cast<floats>(raw & 0xFFFF'0000U);
 #if defined(__x86_64__)
   } else if constexpr (is_converted_in_order<Element>(N)) {
-    using halves = std::byte[2 * N];
     LLMMEM_LANES_UNROLL
-    for (unsigned i = 0; i < 2; ++i)
-      // NOLINTNEXTLINE(hicpp-no-assembler): a built-in function needs its target in each caller
-      asm("vcvtph2ps %1, %0" : "=v"(to[i]) : "m"(*reinterpret_cast<const halves*>(from + 2 * N * i)));
+    for (unsigned i = 0; i < 2; ++i) {
+#if defined(__clang__)
+      // clang++ wants an instruction's target in each function, and converts vectors of half by this one.
+      typedef _Float16 halves __attribute__((vector_size(2 * N)));
+      halves some;
+      std::memcpy(&some, from + std::size_t{2} * N * i, sizeof(some));
+      to[i] = __builtin_convertvector(some, floats);
+#else
+      using halves = std::byte[2 * N];
+      const auto& some = *reinterpret_cast<const halves*>(from + std::size_t{2} * N * i);
+      // NOLINTNEXTLINE(hicpp-no-assembler): g++ converts such vectors one by one
+      asm("vcvtph2ps %1, %0" : "=v"(to[i]) : "m"(some));
+#endif
+    }
 #endif
   } else if constexpr (Element == dtype::f16) {
     LLMMEM_LANES_UNROLL
