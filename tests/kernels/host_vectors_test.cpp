@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -290,6 +291,60 @@ TEST_SUITE("host_vectors") {
     }
   }
 
+  TEST_CASE("each half is its number in a value, and in a key") {
+    constexpr std::uint32_t dim = 256;
+    constexpr std::uint32_t rows = 256;
+    const kv_layout layout{
+        .layers = 1, .heads = 1, .head_dim = dim, .block_tokens = 1, .element = dtype::f16};
+    std::vector<std::byte> cache(layout.total_bytes(2 * rows));
+    std::vector<std::int32_t> table(rows);
+    const std::vector<std::int32_t> lengths(rows, 1);
+    for (std::uint32_t row = 0; row < rows; ++row) {
+      table[row] = static_cast<std::int32_t>(row);
+      for (std::uint32_t e = 0; e < dim; ++e) {
+        const auto bits = static_cast<std::uint16_t>(row * dim + e);
+        std::memcpy(cache.data() + layout.strides(1, 2 * rows).offset(0, row, 0, 0) + 2 * e, &bits, 2);
+      }
+      // A key with one number, the row's, at its element.
+      const auto key = static_cast<std::uint16_t>(row * 257);
+      std::memcpy(cache.data() + layout.strides(0, 2 * rows).offset(0, row, 0, 0) + 2 * row, &key, 2);
+    }
+    const std::vector<float> query(rows * dim, 1.0F);
+    for (const vector_path path : own_paths()) {
+      CAPTURE(to_text(path));
+      std::vector<float> out(query.size());
+      std::vector<float> log_sum_exp(rows);
+      attention_options options{.query_heads = 1,
+                                .element = dtype::f32,
+                                .scale = 1,
+                                .arithmetic = attention_arithmetic::host_vectors};
+      options.log_sum_exp = log_sum_exp.data();
+      const padded_table_view tables{table.data(), lengths.data(), rows, 1, 1};
+      constexpr std::uint64_t stride = dim * sizeof(float);
+      paged_attention(host_vector_executor(path), tables, {.rows = rows},
+                      {reinterpret_cast<const std::byte*>(query.data()), stride, stride},
+                      {reinterpret_cast<std::byte*>(out.data()), stride, stride},
+                      {cache.data(), 2 * rows, layout}, 0, {}, options)
+          .value();
+      for (std::uint32_t row = 0; row < rows; ++row) {
+        CAPTURE(row);
+        const float key = float_of<dtype::f16>(static_cast<std::uint16_t>(row * 257));
+        if (std::isfinite(key)) {
+          CHECK(log_sum_exp[row] == doctest::Approx(key).epsilon(1e-6));
+          std::uint32_t wrong = 0;
+          for (std::uint32_t e = 0; e < dim; ++e) {
+            const float number = float_of<dtype::f16>(static_cast<std::uint16_t>(row * dim + e));
+            const float made = out[row * dim + e];
+            wrong += std::isnan(number) ? !std::isnan(made) : made != number;
+          }
+          CHECK(wrong == 0);
+        } else {
+          CHECK(!std::isfinite(log_sum_exp[row]));
+        }
+      }
+    }
+  }
+
   TEST_CASE("vectors of any length are read to their end and not past it") {
     for (const vector_path path : own_paths()) {
       CAPTURE(to_text(path));
@@ -363,22 +418,22 @@ TEST_SUITE("host_vectors") {
                             attention_arithmetic::host_vectors)
           .count;
     };
-    CHECK(plan(1, 100'000, 1) == 1);  // eight heads
-    CHECK(plan(1, 100'000, 16) == 8);
+    CHECK(plan(1, 100'000, 1) == 4);
+    CHECK(plan(1, 100'000, 16) == 64);
     CHECK(plan(64, 100'000, 16) == 1);
     CHECK(plan(1, 1'000, 64) == 1);  // too short to divide
     CHECK(plan(1, 2'048, 64) == 4);
-    // Integer dots read a token's heads together, if these are neighbours.
-    const auto plan_integers = [&](std::uint64_t rows, paging::head_order order) {
-      kv_layout codes = layout;
-      codes.heads_in_block = order;
-      return plan_attention(rows, 64, codes, 100'000, {.multiprocessors = 16},
-                            attention_arithmetic::host_integers)
-          .count;
-    };
-    CHECK(plan_integers(1, paging::head_order::nhd) == 64);
-    CHECK(plan_integers(8, paging::head_order::nhd) == 8);
-    CHECK(plan_integers(1, paging::head_order::hnd) == 8);
+    // A token's heads are read together, if these are neighbours.
+    for (const auto arithmetic : {attention_arithmetic::host_vectors, attention_arithmetic::host_integers}) {
+      const auto plan_in = [&](std::uint64_t rows, paging::head_order order) {
+        kv_layout cache = layout;
+        cache.heads_in_block = order;
+        return plan_attention(rows, 64, cache, 100'000, {.multiprocessors = 16}, arithmetic).count;
+      };
+      CHECK(plan_in(1, paging::head_order::nhd) == 64);
+      CHECK(plan_in(8, paging::head_order::nhd) == 8);
+      CHECK(plan_in(1, paging::head_order::hnd) == 8);
+    }
   }
 
   TEST_CASE("a path that the machine does not have is refused, and the best one is taken") {

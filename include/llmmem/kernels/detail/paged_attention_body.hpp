@@ -415,8 +415,8 @@ inline attention_split plan_attention(std::uint64_t rows, std::uint32_t query_he
   const std::uint32_t group = std::max(query_heads / layout.heads, 1U);
   if (detail::is_of_host(arithmetic)) {
     const plane_strides strides = layout.strides(0, 1);
-    const bool is_walked = arithmetic == attention_arithmetic::host_integers && strides.head < strides.token;
-    const std::uint32_t walked = is_walked ? detail::walked_heads(layout.heads, group, layout.head_dim) : 1;
+    const std::uint32_t walked =
+        strides.head < strides.token ? detail::walked_heads(layout.heads, group, layout.head_dim) : 1;
     const std::uint64_t items = std::clamp<std::uint64_t>(rows, 1, std::uint64_t{1} << 31) *
                                 ((layout.heads - 1) / walked + 1) * ((group - 1) / detail::vector_heads + 1);
     // Four items for each thread end within a fourth of each other; a shorter share is begun and joined for

@@ -20,6 +20,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <utility>
 
 namespace llmmem {
 inline namespace v0 {
@@ -39,7 +41,6 @@ class vector_attention_work {
  public:
   vector_attention_work(const attention_shape& shape, const Tables& tables, vector_path path) noexcept
       : shape_(shape), tables_(tables), shares_(shape), path_(float_path_of<Element>(path)) {
-    if (path_ != vector_path::amx) return;
     const auto are_neighbours = [](const plane_strides& strides) { return strides.head < strides.token; };
     if (are_neighbours(shape.keys.strides) && are_neighbours(shape.values.strides))
       walked_ = walked_heads(shape.heads, shape.group,
@@ -65,15 +66,27 @@ class vector_attention_work {
       if (path_ == vector_path::amx) return run_tiles(at);
     }
 #endif
-    vector_sums sums;  // NOLINT(*-member-init): begin() writes what is read
+    walked_sums sums;  // NOLINT(*-member-init): begin() writes what is read
     begin(at, sums);
     vector_tokens tokens[2];  // NOLINT(*-member-init): gather() does
+    vector_tokens ahead;      // NOLINT(*-member-init): next_head() does
     std::uint32_t position = gather(at, at.from, tokens[0]);
     for (unsigned turn = 0; tokens[turn].count != 0; turn ^= 1U) {
       position = gather(at, position, tokens[turn ^ 1U]);
-      attend_tile<Element>(path_, tokens[turn], tokens[turn ^ 1U], sums);
+      for (std::uint32_t w = 0; w < sums.walked; ++w) {
+        vector_sums_view of = sums.head(w);
+        if (w + 1 == sums.walked) {
+          attend_tile<Element>(path_, tokens[turn], tokens[turn ^ 1U], of);
+          continue;
+        }
+        next_head(tokens[turn], ahead);
+        attend_tile<Element>(path_, tokens[turn], ahead, of);
+        std::swap(tokens[turn], ahead);
+      }
     }
-    finish_vectors(shape_, at, sums, [&](std::uint32_t pack, std::uint32_t i) { return place(pack, i); });
+    for (std::uint32_t w = 0; w < sums.walked; ++w)
+      finish_vectors(shape_, place_of_head(at, w), sums.head(w),
+                     [&](std::uint32_t pack, std::uint32_t i) { return place(pack, i); });
   }
 
  private:
@@ -119,12 +132,21 @@ class vector_attention_work {
       });
     }
   }
+#endif
+
   [[nodiscard]] attention_place place_of_head(attention_place at, std::uint32_t w) const noexcept {
     at.head += w;
     at.first_query += w * shape_.group;
     return at;
   }
-#endif
+  /// The same tokens of the next head of the cache.
+  void next_head(const vector_tokens& of, vector_tokens& next) const noexcept {
+    for (std::size_t t = 0; t < max_tile_tokens; ++t) {
+      next.keys[t] = of.keys[t] + shape_.keys.strides.head;
+      next.values[t] = of.values[t] + shape_.values.strides.head;
+    }
+    next.count = of.count;
+  }
 
   /// Calls `put(head, element, x)` with each element of each query, scaled.
   template <class Put>
@@ -139,12 +161,16 @@ class vector_attention_work {
     }
   }
 
-  void begin(const attention_place& at, vector_sums& sums) const noexcept {
-    sums.begin<Element>(at.queries, std::size_t{shape_.key_packs} * attention_pack,
+  void begin(const attention_place& at, walked_sums& sums) const noexcept {
+    sums.begin<Element>(std::min(walked_, shape_.heads - at.head), at.queries,
+                        std::size_t{shape_.key_packs} * attention_pack,
                         std::size_t{shape_.value_packs} * attention_pack);
-    each_query(at, [&](std::uint32_t h, std::uint32_t element, float x) {
-      sums.query[h * sums.key_stride + lane_place<Element>(element, lanes_in(path_))] = x;
-    });
+    for (std::uint32_t w = 0; w < sums.walked; ++w) {
+      const vector_sums_view of = sums.head(w);
+      each_query(place_of_head(at, w), [&](std::uint32_t h, std::uint32_t element, float x) {
+        of.query[h * of.key_stride + lane_place<Element>(element, lanes_in(path_))] = x;
+      });
+    }
   }
 
   [[nodiscard]] std::size_t place(std::uint32_t pack, std::uint32_t i) const noexcept {
@@ -172,8 +198,9 @@ class vector_attention_work {
       position += run;
     }
     // The rest of a tile is read or requested as its first token, and does not count.
-    std::fill(tokens.keys + tokens.count, tokens.keys + most, tokens.count == 0 ? at.keys : tokens.keys[0]);
-    std::fill(tokens.values + tokens.count, tokens.values + most,
+    std::fill(tokens.keys + tokens.count, std::end(tokens.keys),
+              tokens.count == 0 ? at.keys : tokens.keys[0]);
+    std::fill(tokens.values + tokens.count, std::end(tokens.values),
               tokens.count == 0 ? at.values : tokens.values[0]);
     return position;
   }

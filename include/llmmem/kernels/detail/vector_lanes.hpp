@@ -54,11 +54,22 @@ static_assert(std::endian::native == std::endian::little,
 template <dtype Element>
 inline constexpr unsigned elements_in_word = 4 / sizeof(element_bits<Element>);
 
+/// Whether one instruction converts N elements in their own order: half, by vectors of 16.
+template <dtype Element>
+[[nodiscard]] constexpr bool is_converted_in_order([[maybe_unused]] std::uint32_t n) noexcept {
+#if defined(__x86_64__)
+  return Element == dtype::f16 && n == 16;
+#else
+  return false;
+#endif
+}
+
 /// Returns where an element of a vector comes to, if N words are loaded at once: each word's first elements,
 /// then its second ones. To spread a word's elements over the lanes takes a shift each; to put them into
 /// their own order would take more, and sums over all elements do not need it.
 template <dtype Element>
 [[nodiscard]] constexpr std::uint32_t lane_place(std::uint32_t element, std::uint32_t n) noexcept {
+  if (is_converted_in_order<Element>(n)) return element;
   constexpr unsigned words = elements_in_word<Element>;
   const std::uint32_t in_group = element % (words * n);
   return element - in_group + in_group % words * n + in_group / words;
@@ -90,6 +101,24 @@ LLMMEM_ALWAYS_INLINE void load_elements(const std::byte* from,
   } else if constexpr (Element == dtype::bf16) {
     to[0] = reinterpret_cast<floats>(raw << 16);
     to[1] = reinterpret_cast<floats>(raw & 0xFFFF'0000U);
+#if defined(__x86_64__)
+  } else if constexpr (is_converted_in_order<Element>(N)) {
+    LLMMEM_LANES_UNROLL
+    for (unsigned i = 0; i < 2; ++i) {
+#if defined(__clang__)
+      // clang++ wants an instruction's target in each function, and converts vectors of half by this one.
+      typedef _Float16 halves __attribute__((vector_size(2 * N)));
+      halves some;
+      std::memcpy(&some, from + std::size_t{2} * N * i, sizeof(some));
+      to[i] = __builtin_convertvector(some, floats);
+#else
+      using halves = std::byte[2 * N];
+      const auto& some = *reinterpret_cast<const halves*>(from + std::size_t{2} * N * i);
+      // NOLINTNEXTLINE(hicpp-no-assembler): g++ converts such vectors one by one
+      asm("vcvtph2ps %1, %0" : "=v"(to[i]) : "m"(some));
+#endif
+    }
+#endif
   } else if constexpr (Element == dtype::f16) {
     LLMMEM_LANES_UNROLL
     for (unsigned i = 0; i < 2; ++i) {

@@ -52,6 +52,7 @@ struct latent_part {
   }
   /// Returns where an element comes to: all first elements of N words, then their second ones.
   [[nodiscard]] std::uint32_t place(std::uint32_t i, std::uint32_t n) const noexcept {
+    if (element == dtype::f16 && is_converted_in_order<dtype::f16>(n)) return i;
     const std::uint32_t words = record_words(element);
     const std::uint32_t in_group = i % (words * n);
     return i - in_group + in_group % words * n + in_group / words;

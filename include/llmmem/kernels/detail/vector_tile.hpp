@@ -6,6 +6,7 @@
 #include <llmmem/kernels/detail/float_steps.hpp>
 #include <llmmem/kernels/detail/vector_heads.hpp>
 #include <llmmem/kernels/detail/vector_lanes.hpp>
+#include <llmmem/kernels/detail/vector_sums.hpp>
 #include <llmmem/kernels/vector_path.hpp>
 #include <llmmem/model/dtype.hpp>
 
@@ -13,79 +14,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <numeric>
 
 namespace llmmem {
 inline namespace v0 {
 namespace detail {
 
-/// Elements of a vector at most, and floats of the widest lanes, to which lengths are rounded up.
-inline constexpr std::size_t vector_elements = 256;
-inline constexpr std::size_t widest_lanes = 16;
-/// Floats of a tile's keys or values, and its tokens at most.
-inline constexpr std::size_t tile_floats = 4096;
-inline constexpr std::size_t max_tile_tokens = 32;
-
-/// Returns how many floats a vector takes in a tile: whole groups of words of the widest lanes.
-template <dtype Element>
-[[nodiscard]] constexpr std::size_t lane_stride(std::size_t elements) noexcept {
-  constexpr std::size_t group = widest_lanes * elements_in_word<Element>;
-  return (elements + group - 1) / group * group;
-}
-/// Returns the tokens of a tile of vectors of so many floats: a multiple of the widest lanes.
-[[nodiscard]] constexpr std::size_t tile_tokens(std::size_t stride) noexcept {
-  return std::min(tile_floats / stride / widest_lanes * widest_lanes, max_tile_tokens);
-}
-static_assert(tile_tokens(vector_elements) == 16);
-
 // Products below are of a tile's lengths, at most 4096. Tiles are large, and written before they are read.
 // NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result, cppcoreguidelines-pro-type-member-init)
-
-/// Tokens, in any places.
-struct vector_tokens {
-  const std::byte* keys[max_tile_tokens];
-  const std::byte* values[max_tile_tokens];
-  std::uint32_t count = 0;
-};
-
-/// The queries of some heads, and what came of the tokens so far.
-template <std::uint32_t Heads, std::size_t KeyFloats, std::size_t ValueFloats>
-struct basic_vector_sums {
-  // Elements are where `lane_place` says.
-  alignas(64) float query[Heads * KeyFloats];  // scaled; zeros up to the stride
-  alignas(64) float sum[Heads * ValueFloats];
-  alignas(64) float totals[Heads * widest_lanes];  // of the exponentials, in the lanes of a path
-  float most[Heads];                               // of the products
-  std::size_t heads = 0;
-  std::size_t key_elements = 0;
-  std::size_t value_elements = 0;
-  std::size_t key_stride = 0;
-  std::size_t value_stride = 0;
-
-  template <dtype Element>
-  void begin(std::size_t of_heads, std::size_t keys, std::size_t values) noexcept {
-    begin<Element>(of_heads, keys, values, lane_stride<Element>(keys), lane_stride<Element>(values));
-  }
-  /// The same with strides of the caller.
-  template <dtype Element>
-  void begin(std::size_t of_heads, std::size_t keys, std::size_t values, std::size_t key_step,
-             std::size_t value_step) noexcept {
-    heads = of_heads;
-    key_elements = keys;
-    value_elements = values;
-    key_stride = key_step;
-    value_stride = value_step;
-    std::fill_n(query, heads * key_stride, 0.0F);
-    std::fill_n(sum, heads * value_stride, 0.0F);
-    std::fill_n(most, heads, lowest());
-    std::fill_n(totals, heads * widest_lanes, 0.0F);
-  }
-  [[nodiscard]] float total(std::size_t head) const noexcept {
-    const float* const lanes = totals + head * widest_lanes;
-    return std::accumulate(lanes, lanes + widest_lanes, 0.0F);
-  }
-};
-using vector_sums = basic_vector_sums<vector_heads, vector_elements, vector_elements>;
 
 /// The products, then weights, of each head with a tile's tokens; and its keys or values as floats, where
 /// they are converted once for many heads.
@@ -315,18 +250,18 @@ LLMMEM_ALWAYS_INLINE void add_values(const vector_rows& values, const float* wei
 /// Whether a tile is converted before it is used: where its vectors are no whole groups, so that the rest
 /// must not be read past its end; or where a conversion takes several instructions a vector, and as many
 /// registers.
-template <dtype Element>
+template <dtype Element, unsigned N>
 [[nodiscard]] constexpr bool is_expanded(std::size_t elements) noexcept {
   if (elements != lane_stride<Element>(elements)) return true;
-  return Element != dtype::f32 && Element != dtype::bf16;
+  return Element != dtype::f32 && Element != dtype::bf16 && !is_converted_in_order<Element>(N);
 }
 
 template <dtype Element, unsigned N>
 LLMMEM_ALWAYS_INLINE void attend_by(const vector_tokens& tokens, const vector_tokens& next,
-                                    vector_sums& sums) noexcept {
+                                    vector_sums_view& sums) noexcept {
   vector_scratch scratch;
   const std::size_t count = tokens.count;
-  if (is_expanded<Element>(sums.key_elements)) {
+  if (is_expanded<Element, N>(sums.key_elements)) {
     expand<Element, N>(tokens.keys, next.keys, count, sums.key_elements, scratch);
     multiply<dtype::f32, false, N>({scratch.rows, scratch.rows}, sums, count, scratch.weights);
   } else {
@@ -334,7 +269,7 @@ LLMMEM_ALWAYS_INLINE void attend_by(const vector_tokens& tokens, const vector_to
   }
   for (std::size_t h = 0; h < sums.heads; ++h)
     weigh<N>(sums, h, count, scratch.weights + h * max_tile_tokens);
-  if (is_expanded<Element>(sums.value_elements)) {
+  if (is_expanded<Element, N>(sums.value_elements)) {
     expand<Element, N>(tokens.values, next.values, count, sums.value_elements, scratch);
     add_values<dtype::f32, false, N>({scratch.rows, scratch.rows}, scratch.weights, count, sums);
   } else {
@@ -343,18 +278,19 @@ LLMMEM_ALWAYS_INLINE void attend_by(const vector_tokens& tokens, const vector_to
 }
 
 template <dtype Element>
-void attend_baseline(const vector_tokens& tokens, const vector_tokens& next, vector_sums& sums) noexcept {
+void attend_baseline(const vector_tokens& tokens, const vector_tokens& next,
+                     vector_sums_view& sums) noexcept {
   attend_by<Element, 4>(tokens, next, sums);
 }
 #if defined(__x86_64__)
 template <dtype Element>
 [[gnu::target("avx2,fma")]] void attend_avx2(const vector_tokens& tokens, const vector_tokens& next,
-                                             vector_sums& sums) noexcept {
+                                             vector_sums_view& sums) noexcept {
   attend_by<Element, 8>(tokens, next, sums);
 }
 template <dtype Element>
 [[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]] void attend_avx512(
-    const vector_tokens& tokens, const vector_tokens& next, vector_sums& sums) noexcept {
+    const vector_tokens& tokens, const vector_tokens& next, vector_sums_view& sums) noexcept {
   attend_by<Element, 16>(tokens, next, sums);
 }
 #endif
@@ -367,7 +303,7 @@ template <dtype Element>
 /// Adds a tile of tokens to the sums. @param next  the tile after it, with as many pointers
 template <dtype Element>
 void attend_tile(vector_path path, const vector_tokens& tokens, const vector_tokens& next,
-                 vector_sums& sums) noexcept {
+                 vector_sums_view& sums) noexcept {
 #if defined(__x86_64__)
   if (path == vector_path::avx512) return attend_avx512<Element>(tokens, next, sums);
   if (path == vector_path::avx2) return attend_avx2<Element>(tokens, next, sums);
