@@ -81,6 +81,7 @@ class attention_tensor_work {
       for (std::uint32_t half = 0; half < 2; ++half) {
         const token_place first = whole_tile(shape_, tables_, at, tile + half * attention_tile);
         if (first.what == token_place::kind::in_cache) {
+          if constexpr (Form::exchanges_keys) form_.load_keys(group, shape_, at, first, half, read);
           group.each([&](std::uint32_t lane) { read_tile(at, first, half, lane, read[lane]); });
         } else {
           const std::uint32_t begins = tile + half * attention_tile;
@@ -258,7 +259,7 @@ class attention_tensor_work {
     const std::uint64_t begins = first.token;
     read.counts[half] = true;
     first.token = begins + lane / 4;
-    form_.load_key(shape_, at, first, half, lane, read);
+    if constexpr (!Form::exchanges_keys) form_.load_key(shape_, at, first, half, lane, read);
     LLMMEM_UNROLL
     for (std::uint32_t i = 0; i < 2; ++i) {
       first.token = begins + std::uint64_t{lane % 4} * 2 + i;

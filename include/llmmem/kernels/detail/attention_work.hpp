@@ -14,6 +14,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace llmmem {
 inline namespace v0 {
@@ -37,6 +38,23 @@ class attention_work {
   static constexpr bool is_coded = !std::same_as<Codes, no_codes>;
   static_assert(!is_coded || Element == dtype::f32);
 
+  /// Of a tile's tokens. Where a vector has one group, lane i of eight has read those of token i, until lanes
+  /// exchange them.
+  struct tile_numbers {
+    group_numbers of[attention_tile];
+
+    LLMMEM_HD void clear() noexcept {
+      LLMMEM_UNROLL
+      for (group_numbers& each : of)
+        each = no_numbers;
+    }
+  };
+  struct coded_read : attention_read<Element> {
+    tile_numbers key_numbers;
+    tile_numbers value_numbers;
+  };
+  using tile_read = std::conditional_t<is_coded, coded_read, attention_read<Element>>;
+
  public:
   static constexpr std::uint32_t threads = 128;  // of a block: with more, fewer blocks fit at once
   static constexpr std::uint32_t blocks = Element == dtype::f32 ? 1 : Heads == 1 ? 4 : 3;
@@ -59,12 +77,17 @@ class attention_work {
     const std::uint32_t own_tiles = (at.to - at.from + attention_tile - 1) / attention_tile;
     std::uint32_t tile = at.from;
     for (std::uint32_t left = group.turns(own_tiles); left != 0; --left, tile += attention_tile) {
-      typename Group::template held<attention_read<Element>> read;
+      typename Group::template held<tile_read> read;
       const token_place first = whole_tile(shape_, tables_, at, tile);
       if (first.what == token_place::kind::in_cache) {
         group.each([&](std::uint32_t lane) { read_tile(at, first, lane, read[lane]); });
       } else {
         group.each([&](std::uint32_t lane) { read_tokens(at, tile, lane, read[lane]); });
+      }
+      if constexpr (is_coded) {
+        scale_tile(group, codes_.keys, shape_.key_packs, &tile_read::key, &tile_read::key_numbers, read);
+        scale_tile(group, codes_.values, shape_.value_packs, &tile_read::value, &tile_read::value_numbers,
+                   read);
       }
       take_tile(group, read, own);
     }
@@ -111,11 +134,11 @@ class attention_work {
   /// A whole tile in one block. All of it is requested before any of it is used; lanes past a vector's end
   /// have zeros.
   LLMMEM_HD void read_tile(const attention_place& at, const token_place& first, std::uint32_t lane,
-                           attention_read<Element>& read) const noexcept {
+                           tile_read& read) const noexcept {
     read.counts = 0xFF;
     if constexpr (is_coded) {
-      read_codes(codes_.keys, at.head, first, lane, shape_.key_packs, read.key);
-      read_codes(codes_.values, at.head, first, lane, shape_.value_packs, read.value);
+      read_codes(codes_.keys, at.head, first, lane, shape_.key_packs, read.key, read.key_numbers);
+      read_codes(codes_.values, at.head, first, lane, shape_.value_packs, read.value, read.value_numbers);
       return;
     }
     const std::byte* const key = pack_at<Element>(at.keys, shape_.keys.strides, first, lane);
@@ -140,42 +163,110 @@ class attention_work {
     }
   }
 
-  /// A plane of a whole tile in one block.
+  /// A plane of a whole tile in one block: its codes as floats, by channel with their scales.
   LLMMEM_HD void read_codes(const coded_plane& plane, std::uint32_t head, const token_place& first,
                             std::uint32_t lane, std::uint32_t packs,
-                            attention_raw<Element> (&read)[attention_tile]) const noexcept {
+                            attention_raw<Element> (&read)[attention_tile],
+                            tile_numbers& numbers) const noexcept {
+    const coded_head of = head_of(plane, codes_.layer, head);
+    numbers.clear();
+    if (shares_numbers(plane, packs)) {
+      const std::uint32_t own = lane % attention_tile;  // whose numbers this lane reads
+      const group_numbers of_own =
+          token_numbers(plane, of, first.block, first.token + own, 0, global_of(plane, of, first.block));
+      LLMMEM_UNROLL
+      for (group_numbers& each : numbers.of)
+        each = of_own;
+    }
     if (lane >= packs) {
       LLMMEM_UNROLL
       for (attention_raw<Element>& each : read)
         each.clear();
       return;
     }
-    const coded_head of = head_of(plane, codes_.layer, head);
-    const pack_scales scales(plane, of, first.block, lane);
     const std::byte* const codes = codes_at(plane, of, first.block, first.token, lane);
     code_words words[attention_tile];
     LLMMEM_UNROLL
     for (std::uint32_t i = 0; i < attention_tile; ++i)
       words[i] = load_codes(plane.code, codes + i * plane.codes.strides.token, plane.code_width);
+    if (plane.is_by_channel) {
+      const attention_floats scales = scales_of_channels(plane, of, first.block, lane);
+      LLMMEM_UNROLL
+      for (std::uint32_t i = 0; i < attention_tile; ++i)
+        read[i] = raw_of<dtype::f32>(scaled_by(scales, floats_of_codes(plane.code, words[i])));
+      return;
+    }
     LLMMEM_UNROLL
     for (std::uint32_t i = 0; i < attention_tile; ++i)
-      read[i] =
-          raw_of<dtype::f32>(scales.scaled(plane, first.token + i, floats_of_codes(plane.code, words[i])));
+      read[i] = raw_of<dtype::f32>(floats_of_codes(plane.code, words[i]));
+    if (plane.run.by() >= packs) return;
+    const float global = global_of(plane, of, first.block);
+    LLMMEM_UNROLL
+    for (std::uint32_t i = 0; i < attention_tile; ++i)
+      numbers.of[i] = token_numbers(plane, of, first.block, first.token + i, lane, global);
   }
-  /// A plane of one token.
+  /// A plane of token `i` of a tile.
   LLMMEM_HD void read_code(const coded_plane& plane, std::uint32_t head, const token_place& token,
-                           std::uint32_t lane, attention_raw<Element>& read) const noexcept {
+                           std::uint32_t i, std::uint32_t lane, std::uint32_t packs,
+                           attention_raw<Element>& read, tile_numbers& numbers) const noexcept {
     const coded_head of = head_of(plane, codes_.layer, head);
-    const pack_scales scales(plane, of, token.block, lane);
+    const bool is_shared = shares_numbers(plane, packs);
+    if (is_shared ? lane % attention_tile == i : !plane.is_by_channel && lane < packs)
+      numbers.of[i] = token_numbers(plane, of, token.block, token.token, is_shared ? 0 : lane,
+                                    global_of(plane, of, token.block));
+    if (lane >= packs) return;
     const code_words words =
         load_codes(plane.code, codes_at(plane, of, token.block, token.token, lane), plane.code_width);
-    read = raw_of<dtype::f32>(scales.scaled(plane, token.token, floats_of_codes(plane.code, words)));
+    attention_floats values = floats_of_codes(plane.code, words);
+    if (plane.is_by_channel) values = scaled_by(scales_of_channels(plane, of, token.block, lane), values);
+    read = raw_of<dtype::f32>(values);
+  }
+
+  /// Whether all of a vector has the same numbers: lane i of eight reads those of a tile's token i.
+  [[nodiscard]] LLMMEM_HD static bool shares_numbers(const coded_plane& plane, std::uint32_t packs) noexcept {
+    return !plane.is_by_channel && plane.run.by() >= packs;
+  }
+  /// Makes a tile's codes values by numbers that the lane or another one has read. Elements of lanes past a
+  /// vector's end and of tokens that do not count stay -0: their numbers are 1 and -0.
+  template <class Group>
+  LLMMEM_HD static void scale_tile(const Group& group, const coded_plane& plane, std::uint32_t packs,
+                                   attention_raw<Element> (tile_read::*vectors)[attention_tile],
+                                   tile_numbers tile_read::* numbers,
+                                   typename Group::template held<tile_read>& read) noexcept {
+    if (shares_numbers(plane, packs)) {
+      LLMMEM_UNROLL
+      for (std::uint32_t i = 0; i < attention_tile; ++i) {
+        typename Group::template held<float> sent;
+        typename Group::template held<float> zeros;
+        group.each([&](std::uint32_t lane) {
+          sent[lane] = (read[lane].*numbers).of[i].scale;
+          zeros[lane] = (read[lane].*numbers).of[i].zero;
+        });
+        group.each([&](std::uint32_t lane) {
+          group_numbers& of = (read[lane].*numbers).of[i];
+          of.scale = group.of_eight(sent, lane, i);
+          if (plane.has_zero) of.zero = group.of_eight(zeros, lane, i);
+          if (lane >= packs) of = no_numbers;
+        });
+      }
+    }
+    group.each([&](std::uint32_t lane) {
+      LLMMEM_UNROLL
+      for (std::uint32_t i = 0; i < attention_tile; ++i) {
+        attention_raw<Element>& each = (read[lane].*vectors)[i];
+        each = raw_of<dtype::f32>(scaled_by((read[lane].*numbers).of[i], plane.has_zero, floats_of(each)));
+      }
+    });
   }
 
   /// A tile in which some tokens may not count, or that spans several blocks.
   LLMMEM_HD void read_tokens(const attention_place& at, std::uint32_t tile, std::uint32_t lane,
-                             attention_read<Element>& read) const noexcept {
+                             tile_read& read) const noexcept {
     read.counts = 0;
+    if constexpr (is_coded) {
+      read.key_numbers.clear();
+      read.value_numbers.clear();
+    }
     LLMMEM_UNROLL
     for (std::uint32_t i = 0; i < attention_tile; ++i) {
       read.key[i].clear();
@@ -185,8 +276,9 @@ class attention_work {
       if (token.what != token_place::kind::in_cache) continue;
       read.counts |= 1U << i;
       if constexpr (is_coded) {
-        if (lane < shape_.key_packs) read_code(codes_.keys, at.head, token, lane, read.key[i]);
-        if (lane < shape_.value_packs) read_code(codes_.values, at.head, token, lane, read.value[i]);
+        read_code(codes_.keys, at.head, token, i, lane, shape_.key_packs, read.key[i], read.key_numbers);
+        read_code(codes_.values, at.head, token, i, lane, shape_.value_packs, read.value[i],
+                  read.value_numbers);
         continue;
       }
       if (lane < shape_.key_packs)
@@ -197,8 +289,7 @@ class attention_work {
   }
 
   template <class Group>
-  LLMMEM_HD static void take_tile(const Group& group,
-                                  typename Group::template held<attention_read<Element>>& read,
+  LLMMEM_HD static void take_tile(const Group& group, typename Group::template held<tile_read>& read,
                                   typename Group::template held<attention_lane_state<Heads>>& own) noexcept {
     typename Group::template held<attention_scores> scores[Heads];
     group.each([&](std::uint32_t lane) {

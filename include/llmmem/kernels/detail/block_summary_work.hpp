@@ -10,6 +10,7 @@
 #include <llmmem/kernels/divider.hpp>
 #include <llmmem/kernels/items.hpp>
 #include <llmmem/kernels/kv_tokens.hpp>
+#include <llmmem/kernels/lanes.hpp>
 #include <llmmem/kernels/packet.hpp>
 #include <llmmem/kernels/paged_attention.hpp>
 #include <llmmem/model/dtype.hpp>
@@ -173,30 +174,70 @@ struct bound_request {
   std::uint32_t* out_of_range = nullptr;
 };
 
-/// The bound of a block for a row: each lane has some of the query heads.
+/// The bound of a block for a row. Neighbouring lanes read neighbouring packs of a head's summary, once for
+/// up to four query heads, and of these; then the lanes' sums are added up.
 template <class Tables>
 class bound_work {
  public:
-  struct held {
-    float bound = float_of_bits(0xFF80'0000U);
-    bool is_written = false;
-  };
-  struct partial {
-    float bound = 0;
-  };
+  static constexpr std::uint32_t threads = 128;
+  static constexpr std::uint32_t blocks = 4;
 
   bound_work(const bound_request& of, const summary_place& place, const Tables& tables) noexcept
-      : of_(of), place_(place), tables_(tables), columns_(of.columns), by_(of.block_tokens) {}
+      : of_(of),
+        place_(place),
+        tables_(tables),
+        columns_(of.columns),
+        by_(of.block_tokens),
+        chunks_((of.group - 1) / at_once + 1) {}
 
   [[nodiscard]] LLMMEM_HD std::uint64_t items() const noexcept { return of_.rows.rows * columns_.by(); }
-  [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return 8; }
+  [[nodiscard]] LLMMEM_HD std::uint32_t lanes() const noexcept { return attention_tile; }
 
-  [[nodiscard]] LLMMEM_HD held take(std::uint64_t item, group_lane lane) const noexcept {
-    held out;
-    const std::uint64_t row = columns_.quotient(item);
+  template <class Group>
+  LLMMEM_HD void run(std::uint64_t item, const Group& group) const noexcept {
+    const spot at = spot_of(item);
+    typename Group::template held<float> bound;
+    group.each([&](std::uint32_t lane) { bound[lane] = lowest_bound(); });
+    const std::uint32_t own = at.is_bounded ? place_.heads * chunks_.by() : 0;
+    std::uint32_t head = 0;
+    std::uint32_t chunk = 0;
+    for (std::uint32_t left = group.turns(own); left != 0; --left) {
+      // Other groups' turns may be left.
+      take_chunk(group, at, at.is_bounded && head < place_.heads, head, chunk * at_once, bound);
+      if (++chunk == chunks_.by()) {
+        chunk = 0;
+        ++head;
+      }
+    }
+    join_eight(group, bound, [](float a, float b) { return larger_of(a, b); });
+    group.each([&](std::uint32_t lane) {
+      if (lane == 0 && at.is_written) of_.scores[item] = bound[lane];
+    });
+  }
+
+ private:
+  static constexpr std::uint32_t at_once = attention_tile / 2;  // query heads: each has two sums
+
+  struct spot {
+    std::uint64_t row = 0;
+    std::uint64_t block = 0;
+    bool is_written = false;
+    bool is_bounded = false;  // by its block's summary
+  };
+
+  [[nodiscard]] static LLMMEM_HD float lowest_bound() noexcept { return float_of_bits(0xFF80'0000U); }
+
+  LLMMEM_HD void flag() const noexcept {
+    if (of_.out_of_range != nullptr) raise_flag(*of_.out_of_range);
+  }
+
+  [[nodiscard]] LLMMEM_HD spot spot_of(std::uint64_t item) const noexcept {
+    spot out;
+    if (item >= items()) return out;
+    out.row = columns_.quotient(item);
     const std::uint32_t column = columns_.remainder(item);
     const std::int64_t sequence =
-        of_.rows.sequences != nullptr ? of_.rows.sequences[row] : static_cast<std::int64_t>(row);
+        of_.rows.sequences != nullptr ? of_.rows.sequences[out.row] : static_cast<std::int64_t>(out.row);
     if (sequence < 0) return out;
     if (sequence >= tables_.num_sequences) {
       flag();
@@ -204,7 +245,7 @@ class bound_work {
     }
     out.is_written = true;
     const auto at = static_cast<std::int32_t>(sequence);
-    const std::int64_t tokens = of_.rows.lengths != nullptr ? of_.rows.lengths[row] : tables_.tokens(at);
+    const std::int64_t tokens = of_.rows.lengths != nullptr ? of_.rows.lengths[out.row] : tables_.tokens(at);
     const std::int64_t begin = std::int64_t{column} * by_.by();
     if (begin >= tokens) return out;
     if (of_.window != 0 && begin + by_.by() + of_.window <= tokens) return out;
@@ -213,52 +254,66 @@ class bound_work {
       flag();
       return out;
     }
-    for (std::uint32_t query = lane.lane; query < of_.query_heads; query += lane.lanes)
-      out.bound = larger_of(out.bound, bound_of(row, query, static_cast<std::uint64_t>(block)));
+    out.block = static_cast<std::uint64_t>(block);
+    out.is_bounded = true;
     return out;
   }
-  [[nodiscard]] static LLMMEM_HD partial measure(const held& of) noexcept { return {of.bound}; }
-  [[nodiscard]] static LLMMEM_HD partial combine(const partial& a, const partial& b) noexcept {
-    return {larger_of(a.bound, b.bound)};
-  }
-  LLMMEM_HD void give(std::uint64_t item, group_lane lane, const held& of,
-                      const partial& all) const noexcept {
-    if (lane.lane == 0 && of.is_written) of_.scores[item] = all.bound;
+
+  /// Raises the bounds to those of up to four query heads of a head, from number `first` of its own on.
+  template <class Group>
+  LLMMEM_HD void take_chunk(const Group& group, const spot& at, bool counts, std::uint32_t head,
+                            std::uint32_t first, typename Group::template held<float>& bound) const noexcept {
+    const std::uint32_t queries = of_.group - first < at_once ? of_.group - first : at_once;
+    typename Group::template held<attention_scores> sums;
+    group.each([&](std::uint32_t lane) {
+      sums[lane] = {};
+      if (counts) add_packs(at, head, first, queries, lane, sums[lane]);
+    });
+    add_up(group, sums);
+    // Lane i has the sum of query head i, and lane i + 4 that of its sizes.
+    typename Group::template held<float> sizes;
+    group.each([&](std::uint32_t lane) { sizes[lane] = sums[lane].of[0]; });
+    group.swap(sizes, at_once);
+    group.each([&](std::uint32_t lane) {
+      if (!counts || lane >= queries) return;
+      bound[lane] = larger_of(bound[lane], bound_of(sums[lane].of[0], sizes[lane]));
+    });
   }
 
- private:
-  LLMMEM_HD void flag() const noexcept {
-    if (of_.out_of_range != nullptr) raise_flag(*of_.out_of_range);
-  }
-
-  /// Each channel's larger product, with a margin for all roundings on the way, here and in attention.
-  [[nodiscard]] LLMMEM_HD float bound_of(std::uint64_t row, std::uint32_t query,
-                                         std::uint64_t block) const noexcept {
-    const std::uint32_t head = query / of_.group;
+  /// Adds each channel's larger product, and the larger size of both, of a lane's packs.
+  LLMMEM_HD void add_packs(const spot& at, std::uint32_t head, std::uint32_t first, std::uint32_t queries,
+                           std::uint32_t lane, attention_scores& sums) const noexcept {
     const float key_scale =
         of_.scales.keys == nullptr ? 1.0F : of_.scales.keys[of_.scales.is_by_head ? head : 0];
     const float scale = product_of(of_.scale, key_scale);
     const std::uint64_t element_bytes = of_.element == dtype::f32 ? 4 : 2;
-    const std::byte* const at =
-        of_.queries.data + row * of_.queries.token_stride + query * of_.queries.head_stride;
-    float sum = 0;
-    float sizes = 0;
-    for (std::uint32_t pack = 0; pack < place_.packs; ++pack) {
-      const attention_floats asked =
-          read_floats(at + std::uint64_t{pack} * attention_pack * element_bytes, of_.element);
+    const std::byte* const query = of_.queries.data + at.row * of_.queries.token_stride +
+                                   (head * std::uint64_t{of_.group} + first) * of_.queries.head_stride;
+    for (std::uint32_t pack = lane; pack < place_.packs; pack += attention_tile) {
       const attention_floats least =
-          read_floats(of_.summaries + place_.of(block, head, 0, pack), dtype::bf16);
+          read_floats(of_.summaries + place_.of(at.block, head, 0, pack), dtype::bf16);
       const attention_floats largest =
-          read_floats(of_.summaries + place_.of(block, head, 1, pack), dtype::bf16);
+          read_floats(of_.summaries + place_.of(at.block, head, 1, pack), dtype::bf16);
       LLMMEM_UNROLL
-      for (unsigned e = 0; e < attention_pack; ++e) {
-        const float scaled = product_of(asked.of[e], scale);
-        const float a = product_of(scaled, least.of[e]);
-        const float b = product_of(scaled, largest.of[e]);
-        sum += a > b ? a : b;
-        sizes += size_of(a) > size_of(b) ? size_of(a) : size_of(b);
+      for (unsigned q = 0; q < at_once; ++q) {
+        if (q >= queries) break;
+        const attention_floats asked = read_floats(
+            query + q * of_.queries.head_stride + std::uint64_t{pack} * attention_pack * element_bytes,
+            of_.element);
+        LLMMEM_UNROLL
+        for (unsigned e = 0; e < attention_pack; ++e) {
+          const float scaled = product_of(asked.of[e], scale);
+          const float a = product_of(scaled, least.of[e]);
+          const float b = product_of(scaled, largest.of[e]);
+          sums.of[q] += a > b ? a : b;
+          sums.of[q + at_once] += size_of(a) > size_of(b) ? size_of(a) : size_of(b);
+        }
       }
     }
+  }
+
+  /// With a margin for all roundings on the way, here and in attention.
+  [[nodiscard]] LLMMEM_HD float bound_of(float sum, float sizes) const noexcept {
     const auto steps = static_cast<float>(place_.packs * attention_pack + 16);
     const float bound = sum + (product_of(sizes, product_of(steps, 0x1p-22F)) + 0x1p-120F);
     return bound == bound ? bound : float_of_bits(0x7F80'0000U);  // a block with a NaN is not skipped
@@ -269,6 +324,7 @@ class bound_work {
   Tables tables_;
   divider columns_;
   divider by_;
+  divider chunks_;  // of a head's query heads
 };
 
 /// A token of a chosen block.

@@ -131,6 +131,7 @@ namespace detail {
   out.run =
       divider(scales.group == paging::scale_group::run ? scales.run / attention_pack : std::max(packs, 1U));
   out.code_width = std::min(plane_width(out.codes), out.pack_bytes());
+  out.scale_width = std::min(plane_width(out.scales), 16U);
   if (scales.is_rotated) {
     out.rotated_packs = packs & (~packs + 1U);
     out.rotation = 1.0F / __builtin_sqrtf(static_cast<float>(out.rotated_packs * attention_pack));

@@ -63,6 +63,45 @@ namespace detail {
   return element == dtype::f32 ? 4 : element == dtype::bf16 ? 2 : 1;
 }
 
+/// Reads the scales of eight channels. @param width  their alignment
+[[nodiscard]] LLMMEM_HD inline attention_floats load_channel_scales(dtype element, const std::byte* from,
+                                                                    std::uint32_t width) noexcept {
+  attention_floats out{};
+  if (element == dtype::bf16 && width >= 16) {
+    attention_raw<dtype::bf16> raw{};
+    raw.part[0] = load_packet<16>(from);
+    out = floats_of(raw);
+  } else if (element == dtype::f32 && width >= 16) {
+    attention_raw<dtype::f32> raw{};
+    raw.part[0] = load_packet<16>(from);
+    raw.part[1] = load_packet<16>(from + 16);
+    out = floats_of(raw);
+  } else {
+    LLMMEM_UNROLL
+    for (unsigned i = 0; i < attention_pack; ++i)
+      out.of[i] = load_scale(element, from + std::size_t{i} * scale_bytes_of(element));
+  }
+  return out;
+}
+
+/// The numbers of a group of codes: value = code x scale + zero.
+struct group_numbers {
+  float scale;
+  float zero;
+};
+/// They change no number, and no bit of -0.
+inline constexpr group_numbers no_numbers{1, -0.0F};
+/// Reads a group's scale and zero at once. @param width  their alignment
+[[nodiscard]] LLMMEM_HD inline group_numbers load_numbers(dtype element, const std::byte* from,
+                                                          std::uint32_t width) noexcept {
+  if (element == dtype::bf16 && width >= 4) {
+    const packet<4> in = load_packet<4>(from);
+    return {float_of<dtype::bf16>(element_of<std::uint16_t>(in, 0)),
+            float_of<dtype::bf16>(element_of<std::uint16_t>(in, 1))};
+  }
+  return {load_scale(element, from), load_scale(element, from + scale_bytes_of(element))};
+}
+
 /// Eight codes in their form in memory: those of four bits take the first word.
 struct code_words {
   std::uint32_t word[2];
@@ -258,6 +297,7 @@ struct coded_plane {
   bool has_zero = false;            // after each scale, the number that code 0 stands for
   divider run{};                    // packs of a vector that share a scale
   std::uint32_t code_width = 1;     // the alignment of eight codes
+  std::uint32_t scale_width = 1;    // and of a vector's scales, at most 16
   std::uint32_t rotated_packs = 0;  // of the blocks that Hadamard's matrix turns; 0: nothing is turned
   float rotation = 1;
 
@@ -286,57 +326,92 @@ struct coded_head {
   return out;
 }
 
+/// Returns what scales the scales of a block.
+[[nodiscard]] LLMMEM_HD inline float global_of(const coded_plane& plane, const coded_head& head,
+                                               std::uint64_t block) noexcept {
+  return plane.has_global ? load_scale(dtype::f32, head.globals + block * plane.globals.strides.block)
+                          : head.global;
+}
+[[nodiscard]] LLMMEM_HD inline float whole_scale(float stored, float global) noexcept {
+  return global != 1.0F ? product_of(stored, global) : stored;
+}
+/// Returns the numbers of a pack of a token. @param global  of the block. @pre the scales are not by channel
+[[nodiscard]] LLMMEM_HD inline group_numbers token_numbers(const coded_plane& plane, const coded_head& head,
+                                                           std::uint64_t block, std::uint64_t token,
+                                                           std::uint32_t pack, float global) noexcept {
+  const std::byte* const at = head.scales + block * plane.scales.strides.block +
+                              token * plane.scales.strides.token +
+                              plane.run.quotient(pack) * plane.group_bytes();
+  if (!plane.has_zero) return {whole_scale(load_scale(plane.scale, at), global), -0.0F};
+  const group_numbers stored = load_numbers(plane.scale, at, plane.scale_width);
+  return {whole_scale(stored.scale, global), whole_scale(stored.zero, global)};
+}
+/// Returns the scales of a pack's channels in a block. @pre they are by channel
+[[nodiscard]] LLMMEM_HD inline attention_floats scales_of_channels(const coded_plane& plane,
+                                                                   const coded_head& head,
+                                                                   std::uint64_t block,
+                                                                   std::uint32_t pack) noexcept {
+  const float global = global_of(plane, head, block);
+  attention_floats out =
+      load_channel_scales(plane.scale,
+                          head.scales + block * plane.scales.strides.block +
+                              std::uint64_t{pack} * attention_pack * scale_bytes_of(plane.scale),
+                          plane.scale_width);
+  LLMMEM_UNROLL
+  for (float& each : out.of)
+    each = whole_scale(each, global);
+  return out;
+}
+/// Eight codes times the scales of their channels.
+[[nodiscard]] LLMMEM_HD inline attention_floats scaled_by(const attention_floats& scales,
+                                                          const attention_floats& codes) noexcept {
+  attention_floats out{};
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < attention_pack; ++i)
+    out.of[i] = product_of(codes.of[i], scales.of[i]);
+  return out;
+}
+/// The values of eight codes with the same numbers. Without a zero, the number -0 in its place changes no
+/// bit.
+[[nodiscard]] LLMMEM_HD inline attention_floats scaled_by(const group_numbers& by,
+                                                          [[maybe_unused]] bool has_zero,
+                                                          const attention_floats& codes) noexcept {
+#if defined(__CUDA_ARCH__)
+  has_zero = true;  // a branch would cost more than it saves
+#endif
+  attention_floats out{};
+  LLMMEM_UNROLL
+  for (unsigned i = 0; i < attention_pack; ++i)
+    out.of[i] =
+        has_zero ? number_from_zero(codes.of[i], by.scale, by.zero) : product_of(codes.of[i], by.scale);
+  return out;
+}
+
 /// The scales of eight elements of a head's vectors in a block: by channel one each, else by token.
 class pack_scales {
  public:
   LLMMEM_HD pack_scales(const coded_plane& plane, const coded_head& head, std::uint64_t block,
                         std::uint32_t pack) noexcept
-      : at_(head.scales + block * plane.scales.strides.block), global_(head.global) {
-    if (plane.has_global)
-      global_ = load_scale(dtype::f32, head.globals + block * plane.globals.strides.block);
-    const std::uint32_t bytes = scale_bytes_of(plane.scale);
+      : head_(head), block_(block), pack_(pack) {
     if (plane.is_by_channel) {
-      at_ += std::uint64_t{pack} * attention_pack * bytes;
-      LLMMEM_UNROLL
-      for (unsigned i = 0; i < attention_pack; ++i)
-        by_channel_.of[i] = whole(load_scale(plane.scale, at_ + std::uint64_t{i} * bytes));
+      by_channel_ = scales_of_channels(plane, head, block, pack);
     } else {
-      at_ += plane.run.quotient(pack) * plane.group_bytes();
+      global_ = global_of(plane, head, block);
     }
   }
   /// Eight values of a token of the block.
   [[nodiscard]] LLMMEM_HD attention_floats scaled(const coded_plane& plane, std::uint64_t token,
-                                                  const attention_floats& numbers) const noexcept {
-    attention_floats out{};
-    if (plane.is_by_channel) {
-      LLMMEM_UNROLL
-      for (unsigned i = 0; i < attention_pack; ++i)
-        out.of[i] = product_of(numbers.of[i], by_channel_.of[i]);
-    } else {
-      const std::byte* const at = at_ + token * plane.scales.strides.token;
-      const float scale = whole(load_scale(plane.scale, at));
-      if (plane.has_zero) {
-        const float zero = whole(load_scale(plane.scale, at + scale_bytes_of(plane.scale)));
-        LLMMEM_UNROLL
-        for (unsigned i = 0; i < attention_pack; ++i)
-          out.of[i] = number_from_zero(numbers.of[i], scale, zero);
-        return out;
-      }
-      LLMMEM_UNROLL
-      for (unsigned i = 0; i < attention_pack; ++i)
-        out.of[i] = product_of(numbers.of[i], scale);
-    }
-    return out;
+                                                  const attention_floats& codes) const noexcept {
+    if (plane.is_by_channel) return scaled_by(by_channel_, codes);
+    return scaled_by(token_numbers(plane, head_, block_, token, pack_, global_), plane.has_zero, codes);
   }
 
  private:
-  [[nodiscard]] LLMMEM_HD float whole(float stored) const noexcept {
-    return global_ != 1.0F ? product_of(stored, global_) : stored;
-  }
-
   attention_floats by_channel_{};
-  const std::byte* at_;
-  float global_;
+  coded_head head_;
+  std::uint64_t block_;
+  std::uint32_t pack_;
+  float global_ = 1;
 };
 
 /// Returns the address of a token's eight codes.

@@ -50,6 +50,7 @@ class tensor_codes : public tensor_held<Dim> {
   static constexpr bool has_token_scales = true;
   static constexpr bool has_zeros = Zeros;
   static constexpr bool has_codes = true;
+  static constexpr bool exchanges_keys = false;
 
   using keys = tensor_keys<Dim>;
   using values = tensor_values<Dim>;
@@ -103,11 +104,16 @@ class tensor_codes : public tensor_held<Dim> {
                                       key_pack(2 * r, lane));
       }
     }
-    into.key_scale[half] = scale_at(codes_.keys, at.head, token);
-    into.value_scale[half] = scale_at(codes_.values, at.head, token);
     if constexpr (Zeros) {
-      into.key_zero[half] = zero_at(codes_.keys, at.head, token);
-      into.value_zero[half] = zero_at(codes_.values, at.head, token);
+      const group_numbers of_key = numbers_at(codes_.keys, at.head, token);
+      const group_numbers of_value = numbers_at(codes_.values, at.head, token);
+      into.key_scale[half] = of_key.scale;
+      into.key_zero[half] = of_key.zero;
+      into.value_scale[half] = of_value.scale;
+      into.value_zero[half] = of_value.zero;
+    } else {
+      into.key_scale[half] = scale_at(codes_.keys, at.head, token);
+      into.value_scale[half] = scale_at(codes_.values, at.head, token);
     }
   }
   LLMMEM_HD void load_value(const attention_shape& shape, const attention_place& at, const token_place& token,
@@ -209,25 +215,17 @@ class tensor_codes : public tensor_held<Dim> {
   }
   [[nodiscard]] LLMMEM_HD float scale_at(const coded_plane& plane, std::uint32_t head,
                                          const token_place& token) const noexcept {
-    const coded_head of = head_of(plane, codes_.layer, head);
-    float global = of.global;
-    if (plane.has_global)
-      global = load_scale(dtype::f32, of.globals + token.block * plane.globals.strides.block);
+    const float global = global_of(plane, head_of(plane, codes_.layer, head), token.block);
     if constexpr (Runs) {
       if (has_exact_runs(plane, Dim / attention_pack)) return global;
     }
-    const float stored = load_scale(plane.scale, scales_at(plane, head, token));
-    return global != 1.0F ? product_of(stored, global) : stored;
+    return whole_scale(load_scale(plane.scale, scales_at(plane, head, token)), global);
   }
-  [[nodiscard]] LLMMEM_HD float zero_at(const coded_plane& plane, std::uint32_t head,
-                                        const token_place& token) const noexcept {
-    if (!plane.has_zero) return 0;
+  /// Those of a plane without zeros have -0.
+  [[nodiscard]] LLMMEM_HD group_numbers numbers_at(const coded_plane& plane, std::uint32_t head,
+                                                   const token_place& token) const noexcept {
     const coded_head of = head_of(plane, codes_.layer, head);
-    float global = of.global;
-    if (plane.has_global)
-      global = load_scale(dtype::f32, of.globals + token.block * plane.globals.strides.block);
-    const float stored = load_scale(plane.scale, scales_at(plane, head, token) + scale_bytes_of(plane.scale));
-    return global != 1.0F ? product_of(stored, global) : stored;
+    return token_numbers(plane, of, token.block, token.token, 0, global_of(plane, of, token.block));
   }
 
   attention_codes codes_{};
@@ -244,10 +242,12 @@ class tensor_rounded_codes : public tensor_elements<dtype::bf16, Dim> {
  public:
   using typename base::read;
   static constexpr bool has_codes = true;
+  static constexpr bool exchanges_keys = true;
   static constexpr std::uint32_t blocks = Dim == 64 ? 3 : 2;
 
   tensor_rounded_codes() noexcept = default;
-  explicit tensor_rounded_codes(const attention_codes& codes) noexcept : codes_(codes) {}
+  explicit tensor_rounded_codes(const attention_codes& codes) noexcept
+      : codes_(codes), key_width_(std::min(plane_width(codes.keys.codes), 8U)) {}
 
   [[nodiscard]] LLMMEM_HD bool is_rotated() const noexcept { return codes_.keys.rotated_packs != 0; }
   [[nodiscard]] LLMMEM_HD float rotation() const noexcept { return codes_.keys.rotation; }
@@ -255,38 +255,100 @@ class tensor_rounded_codes : public tensor_elements<dtype::bf16, Dim> {
   LLMMEM_HD void load_key(const attention_shape& /*shape*/, const attention_place& at,
                           const token_place& token, std::uint32_t half, std::uint32_t lane,
                           read& into) const noexcept {
-    const coded_head of = head_of(codes_.keys, codes_.layer, at.head);
-    LLMMEM_UNROLL
-    for (std::uint32_t c = 0; c < Dim / 32; ++c)
-      into.key[half][c] = value_at(codes_.keys, of, token, base::key_pack(c, lane));
+    load_packs<Dim / 32>(codes_.keys, at.head, token, into.key[half],
+                         [&](std::uint32_t c) { return base::key_pack(c, lane); });
   }
   LLMMEM_HD void load_value(const attention_shape& /*shape*/, const attention_place& at,
                             const token_place& token, std::uint32_t half, std::uint32_t which,
                             std::uint32_t lane, read& into) const noexcept {
-    const coded_head of = head_of(codes_.values, codes_.layer, at.head);
+    load_packs<Dim / 64>(codes_.values, at.head, token, into.value[half][which],
+                         [&](std::uint32_t s) { return base::value_pack(s, lane); });
+  }
+  /// The keys of eight tokens in one block. Four lanes would read 16 bytes of a token's codes of four bits at
+  /// once, half of a sector; so each reads two neighbouring packs, and then they exchange them. Scales by
+  /// channel are four times as long, and of these lanes read neighbouring packs.
+  template <class Group>
+  LLMMEM_HD void load_keys(const Group& group, const attention_shape& shape, const attention_place& at,
+                           const token_place& first, std::uint32_t half,
+                           typename Group::template held<read>& into) const noexcept {
+    const coded_plane& plane = codes_.keys;
+    const auto token_of = [&](std::uint32_t lane) {
+      token_place out = first;
+      out.token += lane / 4;
+      return out;
+    };
+    if (!is_half_byte(plane.code)) {
+      group.each([&](std::uint32_t lane) { load_key(shape, at, token_of(lane), half, lane, into[lane]); });
+      return;
+    }
+    const coded_head of = head_of(plane, codes_.layer, at.head);
+    typename Group::template held<std::uint32_t> pair[Dim / 64][2];
+    group.each([&](std::uint32_t lane) {
+      const std::byte* const from = codes_at(plane, of, first.block, token_of(lane).token, lane % 4 * 2);
+      LLMMEM_UNROLL
+      for (std::uint32_t r = 0; r < Dim / 64; ++r) {
+        const packet<8> in = load_aligned<8, cache_hint::streaming, group_access::pieces>(
+            from + std::size_t{8} * r * plane.pack_bytes(), key_width_);
+        pair[r][0][lane] = in.words[0];
+        pair[r][1][lane] = in.words[1];
+      }
+    });
+    typename Group::template held<std::uint32_t> words[Dim / 32];
     LLMMEM_UNROLL
-    for (std::uint32_t s = 0; s < Dim / 64; ++s)
-      into.value[half][which][s] = value_at(codes_.values, of, token, base::value_pack(s, lane));
+    for (std::uint32_t c = 0; c < Dim / 32; ++c) {
+      const auto from = [&](std::uint32_t lane) { return (lane & ~3U) + c % 2 * 2 + lane % 4 / 2; };
+      typename Group::template held<std::uint32_t> second;
+      group.take_from(words[c], pair[c / 2][0], from);
+      group.take_from(second, pair[c / 2][1], from);
+      group.each([&](std::uint32_t lane) {
+        if (lane % 2 != 0) words[c][lane] = second[lane];
+      });
+    }
+    group.each([&](std::uint32_t lane) {
+      make_values<Dim / 32>(
+          plane, of, token_of(lane), into[lane].key[half],
+          [&](std::uint32_t c) { return base::key_pack(c, lane); },
+          [&](std::uint32_t c) { return code_words{{words[c][lane], 0}}; });
+    });
   }
 
  private:
-  [[nodiscard]] LLMMEM_HD static attention_raw<dtype::bf16> value_at(const coded_plane& plane,
-                                                                     const coded_head& head,
-                                                                     const token_place& token,
-                                                                     std::uint32_t pack) noexcept {
-    const code_words words =
-        load_codes(plane.code, codes_at(plane, head, token.block, token.token, pack), plane.code_width);
-    const attention_floats floats = pack_scales(plane, head, token.block, pack)
-                                        .scaled(plane, token.token, floats_of_codes(plane.code, words));
-    attention_raw<dtype::bf16> out{};
+  template <std::uint32_t Packs, class Pack>
+  LLMMEM_HD void load_packs(const coded_plane& plane, std::uint32_t head, const token_place& token,
+                            attention_raw<dtype::bf16> (&into)[Packs], const Pack& pack_of) const noexcept {
+    const coded_head of = head_of(plane, codes_.layer, head);
+    make_values<Packs>(plane, of, token, into, pack_of, [&](std::uint32_t i) {
+      return load_codes(plane.code, codes_at(plane, of, token.block, token.token, pack_of(i)),
+                        plane.code_width);
+    });
+  }
+  template <std::uint32_t Packs, class Pack, class Words>
+  LLMMEM_HD static void make_values(const coded_plane& plane, const coded_head& of, const token_place& token,
+                                    attention_raw<dtype::bf16> (&into)[Packs], const Pack& pack_of,
+                                    const Words& words_of) noexcept {
+    const float global = global_of(plane, of, token.block);
+    const bool is_whole = !plane.is_by_channel && plane.run.by() >= Dim / attention_pack;
+    group_numbers whole = no_numbers;
+    if (is_whole) whole = token_numbers(plane, of, token.block, token.token, 0, global);
     LLMMEM_UNROLL
-    for (unsigned i = 0; i < 4; ++i)
-      out.part[0].words[i] =
-          nearest_pair<dtype::bf16>(floats.of[std::size_t{2} * i], floats.of[std::size_t{2} * i + 1]);
-    return out;
+    for (std::uint32_t i = 0; i < Packs; ++i) {
+      attention_floats floats = floats_of_codes(plane.code, words_of(i));
+      if (plane.is_by_channel) {
+        floats = scaled_by(scales_of_channels(plane, of, token.block, pack_of(i)), floats);
+      } else {
+        const group_numbers by =
+            is_whole ? whole : token_numbers(plane, of, token.block, token.token, pack_of(i), global);
+        floats = scaled_by(by, plane.has_zero, floats);
+      }
+      LLMMEM_UNROLL
+      for (unsigned w = 0; w < 4; ++w)
+        into[i].part[0].words[w] =
+            nearest_pair<dtype::bf16>(floats.of[std::size_t{2} * w], floats.of[std::size_t{2} * w + 1]);
+    }
   }
 
   attention_codes codes_{};
+  std::uint32_t key_width_ = 1;
 };
 
 /// How tensor cores take both planes of a layout in codes.

@@ -71,7 +71,8 @@ template <dtype Element>
 // of either too, which all elements have in addition. Where it `is_streamed`, `key` and `value` read memory,
 // and lanes may part there. `value_dim` are the elements of values that a warp sums; of values with more,
 // `columns` warps make the same products and sum a part each. `key_factor` multiplies all products, and
-// `value_factor` all outputs.
+// `value_factor` all outputs. Where it `exchanges_keys`, the lanes read the keys of eight tokens in one block
+// together, by `load_keys`.
 
 /// Elements as they are.
 template <dtype Element, std::uint32_t Dim>
@@ -85,6 +86,7 @@ struct tensor_elements : tensor_held<Dim> {
   static constexpr bool has_token_scales = false;
   static constexpr bool has_zeros = false;
   static constexpr bool has_codes = false;
+  static constexpr bool exchanges_keys = false;
 
   using keys = tensor_keys<Dim>;
   using values = tensor_values<Dim>;

@@ -39,6 +39,7 @@ class tensor_latents {
   static constexpr bool has_token_scales = false;
   static constexpr bool has_zeros = false;
   static constexpr bool has_codes = false;
+  static constexpr bool exchanges_keys = false;
   static constexpr bool is_streamed = true;
 
   /// Rows of the tokens; null: the token does not count.
