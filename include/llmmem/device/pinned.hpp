@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -68,7 +69,10 @@ class pinned_source {
   /// One registration by the driver stays below this.
   static constexpr std::uint64_t registration_limit = std::uint64_t{1} << 39;
 
-  explicit pinned_source(const pinned_options& options = {}, Runtime runtime = {})
+  explicit pinned_source(const pinned_options& options = {})
+    requires(std::default_initializable<Runtime>)
+      : pinned_source(options, Runtime{}) {}
+  pinned_source(const pinned_options& options, Runtime runtime)
       : runtime_(runtime),
         chunk_(options.chunk_bytes == 0 ? max_bytes : options.chunk_bytes),
         has_device_(options.device.has_value()),
