@@ -18,7 +18,6 @@
 #include <cstdint>
 #include <cstring>
 #include <iterator>
-#include <numeric>
 #include <utility>
 
 namespace llmmem {
@@ -97,8 +96,7 @@ struct amx_float_sums {
     const float* totals;
     std::size_t value_stride;
     [[nodiscard]] float total(std::size_t h) const noexcept {
-      const float* const lanes = totals + h * widest_lanes;
-      return std::accumulate(lanes, lanes + widest_lanes, 0.0F);
+      return sum_of_lanes(totals + h * widest_lanes);
     }
   };
   [[nodiscard]] of_head head(std::size_t walk) const noexcept {

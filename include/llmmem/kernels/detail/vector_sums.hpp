@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 
 namespace llmmem {
 inline namespace v0 {
@@ -23,6 +22,14 @@ inline constexpr std::size_t widest_lanes = 16;
 /// Floats of a tile's keys or values, and its tokens at most.
 inline constexpr std::size_t tile_floats = 4096;
 inline constexpr std::size_t max_tile_tokens = 32;
+
+/// Returns the sum of the widest lanes, in their order.
+[[nodiscard]] inline float sum_of_lanes(const float* lanes) noexcept {
+  float sum = 0.0F;
+  for (std::size_t i = 0; i < widest_lanes; ++i)
+    sum += lanes[i];
+  return sum;
+}
 
 /// Returns how many floats a vector takes in a tile: whole groups of words of the widest lanes.
 template <dtype Element>
@@ -79,8 +86,7 @@ struct basic_vector_sums {
     std::fill_n(totals, heads * widest_lanes, 0.0F);
   }
   [[nodiscard]] float total(std::size_t head) const noexcept {
-    const float* const lanes = totals + head * widest_lanes;
-    return std::accumulate(lanes, lanes + widest_lanes, 0.0F);
+    return sum_of_lanes(totals + head * widest_lanes);
   }
 };
 using vector_sums = basic_vector_sums<vector_heads, vector_elements, vector_elements>;
@@ -98,8 +104,7 @@ struct vector_sums_view {
   std::size_t value_stride;
 
   [[nodiscard]] float total(std::size_t head) const noexcept {
-    const float* const lanes = totals + head * widest_lanes;
-    return std::accumulate(lanes, lanes + widest_lanes, 0.0F);
+    return sum_of_lanes(totals + head * widest_lanes);
   }
 };
 /// As `vector_sums`, for the heads of the cache that are read together: those of one come before those of the
