@@ -17,7 +17,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <iterator>
 #include <utility>
 
 namespace llmmem {
@@ -41,9 +40,10 @@ inline constexpr std::size_t bf16_parts = 3;
 /// The queries of heads of the cache that are read together, and what came of the tokens so far, as
 /// `basic_vector_sums`: those of a head of the cache come before those of the next one.
 struct amx_float_sums {
+  static constexpr std::size_t query_words = bf16_parts * walked_elements / 2;
   /// [head of the cache][tile][chunk of 32 elements][pair of elements][column]: a column is a part of a query
   /// head. A tile has several parts, if they fit.
-  alignas(64) std::uint32_t query[bf16_parts * walked_elements / 2];
+  alignas(64) std::uint32_t query[query_words];
   alignas(64) float sum[walked_elements];  // [query head][value_stride]
   alignas(64) float totals[walked_lanes * widest_lanes];
   float most[walked_lanes];
@@ -69,7 +69,7 @@ struct amx_float_sums {
     query_tiles = heads * bf16_parts <= tile_rows ? 1 : bf16_parts;
     columns = bf16_parts / query_tiles * heads;
     const std::size_t rows = walked * query_tiles * key_chunks * tile_rows;
-    pitch = rows * std::bit_ceil(columns) <= std::size(query) ? std::bit_ceil(columns) : columns;
+    pitch = rows * std::bit_ceil(columns) <= query_words ? std::bit_ceil(columns) : columns;
     std::fill_n(query, rows * pitch, 0U);
     std::fill_n(sum, walked * heads * value_stride, 0.0F);
     std::fill_n(most, walked * heads, lowest());

@@ -20,7 +20,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <utility>
 
 namespace llmmem {
@@ -198,9 +197,9 @@ class vector_attention_work {
       position += run;
     }
     // The rest of a tile is read or requested as its first token, and does not count.
-    std::fill(tokens.keys + tokens.count, std::end(tokens.keys),
+    std::fill(tokens.keys + tokens.count, tokens.keys + max_tile_tokens,
               tokens.count == 0 ? at.keys : tokens.keys[0]);
-    std::fill(tokens.values + tokens.count, std::end(tokens.values),
+    std::fill(tokens.values + tokens.count, tokens.values + max_tile_tokens,
               tokens.count == 0 ? at.values : tokens.values[0]);
     return position;
   }
