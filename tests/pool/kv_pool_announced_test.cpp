@@ -3,9 +3,13 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "pool/pool_cluster.hpp"
 #include "support/random.hpp"
@@ -26,6 +30,70 @@ void post_received(node_and_stranger& two, std::uint64_t number) {
   two.other.post(detail::pool_frame::received, out);
   two.node->step();
 }
+
+constexpr std::uint32_t most_nodes = 4;
+const node_form wide_form{.groups = paged_group, .blocks = 400, .slots = 400, .lower_slots = 400};
+
+/// Nodes that start, end, start again and reset, and step in any order.
+struct changing_nodes {
+  explicit changing_nodes(std::uint64_t seed) : random(seed) {}
+
+  [[nodiscard]] std::unique_ptr<node_type>& at(std::uint32_t seat) { return nodes.all[seat]; }
+  void step_one() {
+    const std::uint32_t seat = random.below(most_nodes);
+    if (!at(seat)) return;
+    at(seat)->step();
+    ++steps[seat];
+  }
+  void end(std::uint32_t seat) {
+    at(seat).reset();
+    nodes.ends[seat].reset();
+  }
+  void start(std::uint32_t seat) {
+    if (!nodes.ends[seat]) nodes.ends[seat] = std::make_unique<thread_endpoint>(nodes.net, seat_id{seat});
+    at(seat) = std::make_unique<node_type>(*nodes.ends[seat], wide_form, kv_pool_options{});
+    computed[seat].clear();
+    while (at(seat)->cache().epoch() < epoch)
+      at(seat)->cache().reset();
+  }
+  void change() {
+    const std::uint32_t seat = random.below(most_nodes);
+    const std::uint32_t what = random.below(5U);
+    if (what == 4) {  // a new epoch for all, while they step
+      ++epoch;
+      for (std::vector<std::uint32_t>& each : computed)
+        each.clear();
+      for (auto& each : nodes.all) {
+        for (std::uint32_t k = random.below(3U); k > 0; --k)
+          step_one();
+        if (each) each->cache().reset();
+      }
+    } else if (!at(seat)) {
+      start(seat);
+    } else if (what == 3) {  // a new pool of the same endpoint
+      at(seat).reset();
+      start(seat);
+    } else {
+      end(seat);
+      if (what == 2) start(seat);
+    }
+    std::ranges::fill(steps, 0);
+  }
+  /// Whether each node has heard of the last change, and exchanges blocks with all others.
+  [[nodiscard]] bool have_met() {
+    const auto live = std::ranges::count_if(nodes.all, [](const auto& each) { return each != nullptr; });
+    for (std::uint32_t seat = 0; seat < most_nodes; ++seat) {
+      if (at(seat) && (steps[seat] < 2 || at(seat)->pool().peers() + 1 != live)) return false;
+    }
+    return true;
+  }
+
+  random_numbers random;
+  cluster nodes{most_nodes, wide_form};
+  std::array<std::vector<std::uint32_t>, most_nodes> computed{};                  // prompts, by seat
+  std::vector<std::uint32_t> steps = std::vector<std::uint32_t>(most_nodes, 2U);  // since the last change
+  std::uint64_t epoch = nodes.all[0]->cache().epoch();
+};
 
 }  // namespace
 
@@ -135,5 +203,44 @@ TEST_SUITE("kv_pool announcements") {
     CHECK(nodes.all[1]->pool().stats().directory_spans >= 1);
     for (std::uint32_t i = 0; i < prompts; ++i)
       CHECK(nodes.serve(1, prompt_of(i, 17)).loaded == 16);
+  }
+
+  TEST_CASE("nodes that know each other find what is announced, whichever joined, left or began again") {
+    std::uint32_t asked = 0;
+    std::uint32_t missed_by_strangers = 0;
+    for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+      changing_nodes world(seed);
+      random_numbers& random = world.random;
+      for (std::uint32_t number = 1; number <= 120; ++number) {
+        CAPTURE(seed);
+        CAPTURE(number);
+        if (random.once_in(3)) world.change();
+        for (std::uint32_t k = random.below(16U); k > 0; --k)
+          world.step_one();
+        const std::uint32_t from = random.below(most_nodes);
+        const std::uint32_t to = (from + 1 + random.below(most_nodes - 1)) % most_nodes;
+        if (!world.at(from) || !world.at(to)) continue;
+        if (world.computed[from].empty() || random.once_in(2)) {
+          compute_prompt(*world.at(from), number);
+          world.computed[from].push_back(number);
+        }
+        for (int i = 0; i < 20'000 && !world.at(from)->pool().is_announced(); ++i)
+          world.step_one();
+        REQUIRE(world.at(from)->pool().is_announced());
+        const bool have_met = world.have_met();
+        const std::vector<std::uint32_t>& all = world.computed[from];
+        const auto prompt = prompt_of(all[random.below(std::uint64_t{all.size()})], 16);
+        const kv_chain chain(world.at(to)->cache(), prompt);
+        const auto request = world.at(to)->pool().ask(chain, 0, ~std::uint64_t{0}).value();
+        while (request.where().next == offload::answer::pending)
+          world.step_one();
+        const bool is_found = request.where().tokens == 16;
+        asked += have_met ? 1U : 0U;
+        if (have_met) CHECK(is_found);
+        if (!have_met && !is_found) ++missed_by_strangers;
+      }
+    }
+    CHECK(asked > 200);
+    CHECK(missed_by_strangers > 10);  // of them, some missed a keeper that the asker did not know yet
   }
 }

@@ -142,10 +142,12 @@ class kv_pool {
   /// Announces to the directory which blocks of the chain's first `tokens` tokens this node's tiers have,
   /// also those that `store` has begun to write. Says nothing twice. Waits for nothing.
   void publish(const kv_chain& chain, std::uint64_t tokens) noexcept;
-  /// Returns whether every node that asks from now on finds what this node has announced. A node that
-  /// computes a prompt for another one reports it as computed when this is true: a node that asks earlier may
-  /// miss the prompt. Until then the engine calls `progress`. False while the directory cannot be reached,
-  /// and while nodes join, for as long as this node repeats its announcements. O(seats).
+  /// Returns whether every node that asks from now on, and exchanges blocks with the same processes as this
+  /// one, finds what this node has announced. A node that computes a prompt for another one reports it as
+  /// computed when this is true: a node that asks earlier may miss the prompt. Until then the engine calls
+  /// `progress`. False while the directory cannot be reached, and while this node repeats its announcements
+  /// because another one has joined. A node that does not know yet each process that this one knows, or its
+  /// end, asks another keeper, and may miss the prompt until its next steps (`peers`). O(seats).
   [[nodiscard]] bool is_announced() const noexcept {
     return !must_republish_ && directory_.has_received_all();
   }
