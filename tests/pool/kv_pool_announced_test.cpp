@@ -24,8 +24,9 @@ void compute_prompt(node_type& node, std::uint32_t number) {
   static_cast<void>(node.serve(prompt_of(number, 17), [](auto&) {}));
 }
 
-void post_received(node_and_stranger& two, std::uint64_t number) {
+void post_received(node_and_stranger& two, std::uint64_t number, std::uint64_t nonce) {
   detail::pool_writer out;
+  out.put(nonce);
   out.put(number);
   two.other.post(detail::pool_frame::received, out);
   two.node->step();
@@ -155,14 +156,23 @@ TEST_SUITE("kv_pool announcements") {
       CHECK(two.node->pool().is_announced() == (announced_to_other() == 0));
     }
     const std::uint64_t refused = two.node->pool().stats().refused_frames;
-    post_received(two, 4);
+    const std::uint64_t nonce = [&] {
+      for (const auto& [kind, what] : two.other.words) {
+        const std::span<const std::byte> bytes(what);
+        if (kind == detail::pool_frame::hello)
+          return detail::pool_reader(bytes.last(sizeof(std::uint64_t))).take<std::uint64_t>();
+      }
+      return std::uint64_t{0};
+    }();
+    post_received(two, 4, nonce);
     CHECK(two.node->pool().stats().refused_frames == refused + 1);
     CHECK_FALSE(two.node->pool().is_announced());
-    post_received(two, 2);
+    post_received(two, 2, nonce);
+    post_received(two, 3, nonce + 1);  // to an earlier pool of this seat
     CHECK_FALSE(two.node->pool().is_announced());
-    post_received(two, 3);
+    post_received(two, 3, nonce);
     CHECK(two.node->pool().is_announced());
-    post_received(two, 1);  // an answer from before
+    post_received(two, 1, nonce);  // an answer from before
     CHECK(two.node->pool().is_announced());
     for (std::uint32_t i = 200; announced_to_other() < 4; ++i) {
       REQUIRE(i < 400);

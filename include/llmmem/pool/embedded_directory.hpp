@@ -124,7 +124,7 @@ class embedded_directory {
       case detail::pool_frame::gone:
         return hear_gone(from, in);
       case detail::pool_frame::received:
-        return hear_received(from, in);
+        return hear_received(link, from, in);
       default:
         return false;
     }
@@ -149,6 +149,7 @@ class embedded_directory {
       }
       of.owes_answer = false;
       detail::pool_writer out;
+      out.put(link.nonce_of(seat_id{i}));
       out.put(of.received);
       link.post(seat_id{i}, detail::pool_frame::received, out);
     }
@@ -217,10 +218,14 @@ class embedded_directory {
     of.owes_answer = owes_any_ = true;
     return true;
   }
-  [[nodiscard]] bool hear_received(seat_id from, detail::pool_reader in) noexcept {
+  template <class Link>
+  [[nodiscard]] bool hear_received(const Link& link, seat_id from, detail::pool_reader in) noexcept {
+    const auto nonce = in.take<std::uint64_t>();
     const auto number = in.take<std::uint64_t>();
+    if (!in.is_over()) return false;
+    if (nonce != link.nonce()) return true;  // an answer to an earlier pool of this seat
     announcements& of = peers_[to_index(from)];
-    if (!in.is_over() || number > of.told) return false;
+    if (number > of.told) return false;
     of.settled = std::max(of.settled, number);
     return true;
   }
