@@ -25,6 +25,7 @@
 #include "support/listed_world.hpp"
 #include "support/scattered_planes.hpp"
 #include "support/seeds.hpp"
+#include "support/small_stack.hpp"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -392,6 +393,22 @@ TEST_SUITE("host_vectors") {
       CHECK(is_number({.window = 19}));  // tokens 21 to 39
     }
   }
+
+#if defined(__OPTIMIZE__)
+  TEST_CASE("dots of floats need a stack of 128 KiB when they are optimised") {
+    constexpr std::size_t small_stack = std::size_t{is_watched ? 1024 : 128} << 10;
+    for (const vector_path path : own_paths()) {
+      CAPTURE(to_text(path));
+      for (const auto seed : seeds(20, 10)) {
+        CAPTURE(seed);
+        std::mt19937_64 random(seed);
+        const attention_world world = vector_world(random);
+        const host_vector_executor<small_stack_team<small_stack>> run(path);
+        CHECK(attend(world, run) == attend(world, host_vector_executor(path)));
+      }
+    }
+  }
+#endif
 
   TEST_CASE("a row without tokens gives zeros, and a logarithm of -infinity") {
     one_head world(16, 8);

@@ -4,7 +4,6 @@
 #include <llmmem/kernels/paged_attention.hpp>
 
 #include <doctest/doctest.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -25,6 +24,7 @@
 
 #include "support/coded_world.hpp"
 #include "support/seeds.hpp"
+#include "support/small_stack.hpp"
 
 namespace {
 
@@ -152,29 +152,7 @@ constexpr std::size_t small_stack = std::size_t{is_watched ? 1024 : 240} << 10;
 #else
 constexpr std::size_t small_stack = std::size_t{is_watched ? 1024 : 176} << 10;
 #endif
-/// Runs all parts in a thread with a small stack.
-struct thread_of_small_stack {
-  template <class Run>
-  void operator()(std::uint64_t parts, const Run& run) const {
-    struct job {
-      std::uint64_t parts;
-      const Run& run;
-    } all{parts, run};
-    pthread_attr_t attributes;
-    REQUIRE(pthread_attr_init(&attributes) == 0);
-    REQUIRE(pthread_attr_setstacksize(&attributes, small_stack) == 0);
-    pthread_t thread{};
-    const auto work = [](void* of) -> void* {
-      const job& mine = *static_cast<const job*>(of);
-      for (std::uint64_t part = 0; part < mine.parts; ++part)
-        mine.run(part);
-      return nullptr;
-    };
-    REQUIRE(pthread_create(&thread, &attributes, work, &all) == 0);
-    REQUIRE(pthread_join(thread, nullptr) == 0);
-    pthread_attr_destroy(&attributes);
-  }
-};
+using thread_of_small_stack = small_stack_team<small_stack>;
 
 #if defined(__linux__)
 /// Lets the calling thread's calls of arch_prctl fail, as a sandbox does. Returns false if Linux has no such

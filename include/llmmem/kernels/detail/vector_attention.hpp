@@ -65,6 +65,12 @@ class vector_attention_work {
       if (path_ == vector_path::amx) return run_tiles(at);
     }
 #endif
+    run_vectors(at);
+  }
+
+ private:
+  /// The same by vectors. It is outlined, so that the frame of `run` leaves a thread's stack to the tiles.
+  LLMMEM_OUTLINED void run_vectors(const attention_place& at) const noexcept {
     walked_sums sums;  // NOLINT(*-member-init): begin() writes what is read
     begin(at, sums);
     vector_tokens tokens[2];  // NOLINT(*-member-init): gather() does
@@ -88,7 +94,6 @@ class vector_attention_work {
                      [&](std::uint32_t pack, std::uint32_t i) { return place(pack, i); });
   }
 
- private:
   [[nodiscard]] static std::uint32_t chunks_of(const attention_shape& shape) noexcept {
     return (shape.group - 1) / vector_heads + 1;
   }
@@ -106,7 +111,7 @@ class vector_attention_work {
 
 #if defined(__x86_64__)
   /// The same by tiles of AMX.
-  void run_tiles(const attention_place& at) const noexcept {
+  LLMMEM_OUTLINED void run_tiles(const attention_place& at) const noexcept {
     amx_float_sums sums;        // NOLINT(*-member-init): begin() writes what is read
     amx_float_scratch scratch;  // NOLINT(*-member-init): each step writes what the next one reads
     sums.begin<Element>(std::min(walked_, shape_.heads - at.head), at.queries,
