@@ -8,6 +8,7 @@
 #include <llmmem/sharded_state.hpp>
 #include <llmmem/sharding/background_sums.hpp>
 #include <llmmem/sharding/gather_schedule.hpp>
+#include <llmmem/sharding/split_2d.hpp>
 #include <llmmem/testing/sim_network.hpp>
 #include <llmmem/tiered_buffer.hpp>
 
@@ -333,66 +334,104 @@ void check_state(std::uint64_t seed) {
   });
 }
 
-/// Two passes of sums behind kernels, and the sums gathered ahead, by the thread of a queue: the calls of a
-/// training step, in which the host waits only for results.
-void check_step(std::uint64_t seed) {
-  constexpr std::uint32_t world = 3;
-  constexpr std::uint32_t layers = 4;
-  std::vector<tensor_facts> tensors;
-  for (std::uint32_t i = 0; i < layers; ++i)
-    tensors.push_back({"layer", tensor_shape::matrix(3 + i, 50), 4});
-  const table_partition who(flat_uneven::even(tensors, rank_count{world}));
-  const auto contribution = [&](std::uint32_t rank, std::uint32_t layer) {
+/// Layers whose gradients are summed and gathered in a step.
+struct step_case {
+  static constexpr std::uint32_t world = 3;
+  static constexpr std::uint32_t layers = 4;
+
+  explicit step_case(std::uint64_t of) : seed(of) {
+    for (std::uint32_t i = 0; i < layers; ++i)
+      tensors.push_back({"layer", tensor_shape::matrix(3 + i, 50), 4});
+  }
+  [[nodiscard]] std::vector<std::byte> contribution(std::uint32_t rank, std::uint32_t layer) const {
     std::vector<std::byte> made(static_cast<std::size_t>(tensors[layer].bytes()));
     fill_numbers(made, seed + 100 * rank + layer, 4);
     return made;
-  };
-  in_thread_world(world, [&](communicator<thread_endpoint>& side, host_space&, std::uint32_t self) {
+  }
+
+  std::uint64_t seed;
+  std::vector<tensor_facts> tensors{};
+};
+
+/// Two passes of sums behind kernels, and the sums gathered ahead, by the thread of a queue: the calls of a
+/// training step, in which the host waits only for results.
+/// @param work     the queue of the state's space. @param compute  of the program's kernels.
+/// @param budget   bytes of layers that are gathered ahead.
+template <class State>
+void live_a_step(const step_case& of, State& state, device_queue& work, device_queue& compute,
+                 std::uint64_t budget) {
+  operation_queue queue;
+  {
+    background_sums sums(state, queue, 2);
+    const auto done = [](std::span<const tensor_id>) {};
+    for (std::uint32_t layer = step_case::layers; layer-- > 0;) {
+      auto whole = state.allocate_whole(std::array{tensor_id{layer}}).value();
+      const auto mine = of.contribution(to_index(state.rank()), layer);
+      const std::span<std::byte> to = whole.tensor(0);
+      const auto written = compute.copy_in_async({to.data(), to.size()}, mine, {}).value();
+      work.follow({&written, 1}).value();
+      sums.begin(std::move(whole), sum_f32, done).value();
+    }
+    sums.finish(done).value();
+  }
+  std::vector<std::vector<tensor_id>> scopes;
+  std::vector<std::uint64_t> bytes;
+  std::vector<std::uint32_t> order;
+  std::vector<gather_use> uses;
+  for (std::uint32_t layer = 0; layer < step_case::layers; ++layer) {
+    scopes.push_back({tensor_id{layer}});
+    bytes.push_back(of.tensors[layer].bytes());
+    order.push_back(layer);
+    uses.push_back({layer, 1000});
+  }
+  gather_schedule ahead(state, queue, scopes, order,
+                        plan_gathers(bytes, uses, budget, {.bytes_per_second = 1'000'000'000}));
+  ahead.begin_iteration();
+  for (std::uint32_t layer = 0; layer < step_case::layers; ++layer) {
+    const auto lease = ahead.next().value();
+    std::vector<std::byte> expected = of.contribution(0, layer);
+    for (std::uint32_t rank = 1; rank < step_case::world; ++rank)
+      sum_f32.combine(expected.data(), of.contribution(rank, layer).data(), expected.size());
+    std::vector<std::byte> got(expected.size());
+    const std::span<std::byte> from = lease.whole().tensor(0);
+    compute.copy_out_async(got, {from.data(), from.size()}, {}).value().wait();
+    require(got == expected, "a sum behind kernels, gathered ahead", of.seed);
+  }
+  ahead.end_iteration().value();
+}
+
+void check_step(std::uint64_t seed) {
+  const step_case of(seed);
+  const table_partition who(flat_uneven::even(of.tensors, rank_count{step_case::world}));
+  in_thread_world(step_case::world, [&](communicator<thread_endpoint>& side, host_space&, std::uint32_t) {
     device_space memory(device_pool_source<cuda_runtime>(first), {.budget = 1 << 22});
     device_queue work(memory, first, {.depth = 4});
     device_queue messages(memory, first, {.depth = 4});
     device_queue compute(memory, first, {.depth = 4});
     worked_memory space(memory, work, device_executor(work.stream()));
     stream_ranks<communicator<thread_endpoint>> ranks(side, messages.stream());
-    sharded_state state(who, tensors, ranks, space, {.segment_bytes = 256});
-    operation_queue queue;
-    {
-      background_sums sums(state, queue, 2);
-      const auto done = [](std::span<const tensor_id>) {};
-      for (std::uint32_t layer = layers; layer-- > 0;) {
-        auto whole = state.allocate_whole(std::array{tensor_id{layer}}).value();
-        const auto mine = contribution(self, layer);
-        const std::span<std::byte> to = whole.tensor(0);
-        const auto written = compute.copy_in_async({to.data(), to.size()}, mine, {}).value();
-        work.follow({&written, 1}).value();
-        sums.begin(std::move(whole), sum_f32, done).value();
-      }
-      sums.finish(done).value();
-    }
-    std::vector<std::vector<tensor_id>> scopes;
-    std::vector<std::uint64_t> bytes;
-    std::vector<std::uint32_t> order;
-    std::vector<gather_use> uses;
-    for (std::uint32_t layer = 0; layer < layers; ++layer) {
-      scopes.push_back({tensor_id{layer}});
-      bytes.push_back(tensors[layer].bytes());
-      order.push_back(layer);
-      uses.push_back({layer, 1000});
-    }
-    gather_schedule ahead(state, queue, scopes, order,
-                          plan_gathers(bytes, uses, 1 << 14, {.bytes_per_second = 1'000'000'000}));
-    ahead.begin_iteration();
-    for (std::uint32_t layer = 0; layer < layers; ++layer) {
-      const auto lease = ahead.next().value();
-      std::vector<std::byte> expected = contribution(0, layer);
-      for (std::uint32_t rank = 1; rank < world; ++rank)
-        sum_f32.combine(expected.data(), contribution(rank, layer).data(), expected.size());
-      std::vector<std::byte> got(expected.size());
-      const std::span<std::byte> from = lease.whole().tensor(0);
-      compute.copy_out_async(got, {from.data(), from.size()}, {}).value().wait();
-      require(got == expected, "a sum behind kernels, gathered ahead", seed);
-    }
-    ahead.end_iteration().value();
+    sharded_state state(who, of.tensors, ranks, space, {.segment_bytes = 256});
+    live_a_step(of, state, work, compute, 1 << 14);
+  });
+}
+
+/// The same with pieces in tiers, of which tier 0 has space for three of four: the program's thread leases
+/// them, the queue's thread works on them.
+void check_step_in_tiers(std::uint64_t seed) {
+  const step_case of(seed);
+  const table_partition who(
+      split_2d(of.tensors, std::vector(step_case::layers, split_axis::rows), rank_count{step_case::world}));
+  in_thread_world(step_case::world, [&](communicator<thread_endpoint>& side, host_space&, std::uint32_t) {
+    pinned_space pinned({.budget = 1 << 16});
+    streamed_device_space memory(first, {.budget = 1 << 22}, {.depth = 4});
+    device_queue work(memory, first, {.depth = 4});
+    device_queue messages(memory, first, {.depth = 4});
+    device_queue compute(memory, first, {.depth = 4});
+    kernel_space space(memory, work, device_executor(work.stream()));
+    stream_ranks<communicator<thread_endpoint>> ranks(side, messages.stream());
+    tiered_buffer<streamed_device_space, pinned_space> buffer({}, {memory, 1344, 64}, {pinned, 1 << 14, 64});
+    sharded_state state(who, of.tensors, ranks, space, buffer, {.segment_bytes = 256});
+    live_a_step(of, state, work, compute, 1 << 11);
   });
 }
 
@@ -406,6 +445,8 @@ int main() {
     check_state<rank_in_tiers>(seed);
   for (const auto seed : seeds(8, 2))
     check_step(seed);
+  for (const auto seed : seeds(8, 2))
+    check_step_in_tiers(seed);
   std::printf("sharded_state: bits on a device equal to the host's\n");
   return 0;
 }
