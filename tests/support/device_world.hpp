@@ -32,8 +32,8 @@
 
 namespace llmmem_tests {
 
-using namespace llmmem;           // NOLINT(google-build-using-namespace): of tests alone
-using namespace llmmem::testing;  // NOLINT(google-build-using-namespace): of tests alone
+using namespace llmmem;  // NOLINT(google-build-using-namespace): of tests alone
+using testing::sim_endpoint;
 
 using side_of = communicator<sim_endpoint>;
 inline constexpr std::uint64_t hour = 3600 * one_second;
@@ -82,7 +82,7 @@ struct rank_device {
 /// stream.
 template <class Device = rank_device, class Body>
 void in_device_world(std::uint32_t world, std::uint64_t seed, Body body) {
-  sim_network net({.seats = world, .seed = seed, .max_calls = 4'000'000});
+  testing::sim_network net({.seats = world, .seed = seed, .max_calls = 4'000'000});
   fake_world fake;
   net.run([&](sim_endpoint& end) {
     side_of side(end);
