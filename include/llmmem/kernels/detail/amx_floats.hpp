@@ -130,7 +130,8 @@ struct amx_float_scratch {
 /// waits for as many as it can count, and what is dropped is waited for when it is read.
 struct amx_float_requests {
   const vector_tokens* next;
-  std::uint32_t lines[2];      // of a token's keys, and values
+  std::uint32_t key_lines;  // of a token
+  std::uint32_t value_lines;
   std::uint32_t lines_a_part;  // the same for each: a processor predicts it
   std::uint32_t token = 0;     // keys and values in turns
   const std::byte* at;
@@ -141,12 +142,12 @@ struct amx_float_requests {
   amx_float_requests(const vector_tokens& of, std::size_t key_bytes, std::size_t value_bytes,
                      std::size_t parts) noexcept
       : next(&of),
-        lines{static_cast<std::uint32_t>(amx_requests::lines_in(key_bytes)),
-              static_cast<std::uint32_t>(amx_requests::lines_in(value_bytes))},
+        key_lines(static_cast<std::uint32_t>(amx_requests::lines_in(key_bytes))),
+        value_lines(static_cast<std::uint32_t>(amx_requests::lines_in(value_bytes))),
         lines_a_part(static_cast<std::uint32_t>(
-            (max_tile_tokens * std::size_t{lines[0] + lines[1]} + parts - 1) / parts)),
+            (max_tile_tokens * std::size_t{key_lines + value_lines} + parts - 1) / parts)),
         at(of.keys[0]),
-        left(lines[0]) {}
+        left(key_lines) {}
   LLMMEM_ALWAYS_INLINE void some() noexcept {
     for (std::uint32_t i = lines_a_part; i != 0; --i) {
       __builtin_prefetch(at, 0, 2);
@@ -161,7 +162,7 @@ struct amx_float_requests {
       token = 0;
     }
     at = token % 2 == 0 ? next->keys[token / 2] : next->values[token / 2];
-    left = lines[token % 2];
+    left = token % 2 == 0 ? key_lines : value_lines;
   }
 };
 
